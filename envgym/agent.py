@@ -1,0 +1,86 @@
+"""What acts in an environment: an agent, and the player it starts for each episode."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from envgym.types import Completion
+
+if TYPE_CHECKING:
+    from envgym.env import TextEnv
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A message of a token-level player: its text, the tokens behind it and the tokens of the observation it answers.
+
+    Attributes:
+        text: What the environment receives.
+        observation_ids: Tokens added to the prompt since the last action.
+        completion: Sampled tokens and what is known about them.
+    """
+
+    text: str
+    observation_ids: tuple[int, ...]
+    completion: Completion
+
+
+class PromptTooLong(Exception):
+    """Raised by a player when the prompt no longer fits the context; ends the episode as a context overflow.
+
+    Args:
+        observation_ids: Tokens of the observation that did not fit.
+    """
+
+    def __init__(self, observation_ids: tuple[int, ...]) -> None:
+        super().__init__("the prompt no longer fits the context window")
+        self.observation_ids = observation_ids
+
+
+class Player(ABC):
+    """Plays one episode. Scripted players return text; players backed by a policy return an awaitable `Action`."""
+
+    @abstractmethod
+    def act(self, observation: str, info: Mapping[str, Any]) -> str | Action | Awaitable[str | Action]:
+        """Answers an observation.
+
+        Args:
+            observation: Text that `reset` or the last `step` returned.
+            info: The `info` that came with it.
+        """
+
+    def final_observation_ids(self, observation: str, info: Mapping[str, Any]) -> tuple[int, ...]:
+        """Tokens of the last observation, rendered as the next prompt would be; empty for players without tokens."""
+        return ()
+
+    def close(self) -> None:
+        """Frees what the episode held. Called once, also after a failure."""
+
+
+class Agent(ABC):
+    """Plays any number of episodes, possibly many at once; each has a `Player` of its own."""
+
+    name: str = "agent"
+
+    @abstractmethod
+    def start(self, env: TextEnv, *, seed: int) -> Player:
+        """Starts playing one episode.
+
+        Args:
+            env: The environment, already reset. May be a wrapper; `env.unwrapped` is the environment itself.
+            seed: Seed of the agent's own randomness in this episode.
+
+        Raises:
+            ValueError: This agent cannot play that environment; the message says why.
+        """
+
+    def hold(self) -> Callable[[], None]:
+        """Announces that another episode is about to start, until the returned function is called.
+
+        A policy that samples deterministically waits for every announced episode, so that which episodes it batches
+        together does not depend on how fast their environments start.
+        """
+        return lambda: None

@@ -1,0 +1,76 @@
+"""Agents by name: the built-in ones, those of installed packages, and those loaded from a folder."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from envgym.agent import Agent
+from envgym.errors import EnvGymError, UnknownIdError
+
+ENTRY_POINT_GROUP = "envgym.agents"
+
+BUILTIN = {
+    "random": "envgym.agents.random_agent:RandomAgent",
+    "solver": "envgym.agents.scripted:SolverAgent",
+    "demonstrator": "envgym.agents.scripted:DemonstratorAgent",
+    "human": "envgym.agents.human:HumanAgent",
+}
+"""Name of an agent and where its factory is; imported when first made."""
+
+FOLDERS: dict[str, str] = {}
+"""File that marks a kind of folder, and where the factory is that makes an agent from the folder's path."""
+
+
+def list_agents() -> list[str]:
+    """Names that `make_agent` knows, in alphabetical order. Loads none of them."""
+    return sorted({*BUILTIN, *importlib.metadata.entry_points(group=ENTRY_POINT_GROUP).names})
+
+
+def make_agent(name_or_path: str | Path, **kwargs: Any) -> Agent:
+    """Makes an agent.
+
+    Args:
+        name_or_path: A name of `list_agents`, or a folder that holds a run or a model.
+        kwargs: Arguments of the agent's constructor.
+
+    Raises:
+        UnknownIdError: No such agent; the message suggests the nearest.
+        ValueError: The folder holds nothing an agent can be made from, or the constructor rejects an argument.
+        EnvGymError: The package that brings the agent cannot be loaded.
+    """
+    name = str(name_or_path)
+    if name in BUILTIN:
+        return _load(BUILTIN[name])(**kwargs)
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
+        package = entry_point.dist.name if entry_point.dist else entry_point.value
+        try:
+            factory = entry_point.load()
+        except Exception as error:
+            raise EnvGymError(
+                f"agent '{name}' of package '{package}' could not be loaded ({type(error).__name__}: {error}); "
+                "repair or uninstall the package"
+            ) from error
+        return factory(**kwargs)
+    folder = Path(name_or_path)
+    if folder.is_dir():
+        for mark, location in FOLDERS.items():
+            if (folder / mark).exists():
+                return _load(location)(folder, **kwargs)
+        raise ValueError(f"no agent can be made from folder '{folder}': it is neither a run nor a model folder")
+    nearest = difflib.get_close_matches(name, list_agents(), n=1)
+    hint = (
+        f"Did you mean '{nearest[0]}'?"
+        if nearest
+        else f"Known are: {', '.join(list_agents())}, or the path of a folder."
+    )
+    raise UnknownIdError(f"Unknown agent '{name}'. {hint}")
+
+
+def _load(location: str) -> Callable[..., Agent]:
+    module, _, attribute = location.partition(":")
+    return getattr(importlib.import_module(module), attribute)

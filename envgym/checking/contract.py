@@ -1,0 +1,138 @@
+"""Checks of what `step` and `reset` return, of closing, and of Gymnasium's own contract."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+
+from envgym.checking.subject import Subject, steps
+from envgym.env import Step
+from envgym.types import TruncationReason
+from envgym.wrappers import reward_problem
+
+SEEDS = range(21, 29)
+
+
+def gymnasium_contract(subject: Subject) -> Iterator[str]:
+    """Gymnasium's own checker passes, without a warning."""
+    env = subject.fresh()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            gymnasium_check_env(env, skip_render_check=env.spec is None)
+        except Exception as error:
+            yield f"gymnasium.utils.env_checker.check_env raised {type(error).__name__}: {error}"
+    env.close()
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        yield f"gymnasium.utils.env_checker.check_env warned: {message}"
+
+
+def _first_problem(subject: Subject, problem: Callable[[Step], str | None]) -> Iterator[str]:
+    """The first problem found in some episodes of random actions and, where there is a solver, in one of its own."""
+    for seed in SEEDS:
+        env = subject.fresh()
+        for turn, step in enumerate(steps(env, subject.actions(seed), seed=seed)):
+            if found := problem(step):
+                yield f"{found} (seed {seed}, turn {turn})"
+                return
+        env.close()
+    env = subject.fresh()
+    observation, info = env.reset(seed=SEEDS[0])
+    player = env.solver()
+    for turn in range(64 if player is not None else 0):
+        step = Step(*env.step(player.act(observation, info)))  # type: ignore[union-attr,arg-type]
+        if found := problem(step):
+            yield f"{found} (seed {SEEDS[0]}, turn {turn + 1}, played by the solver)"
+            return
+        if step.terminated or step.truncated:
+            break
+        observation, info = step.observation, step.info
+    env.close()
+
+
+def rewards_finite(subject: Subject) -> Iterator[str]:
+    """Every reward is a finite number."""
+
+    def problem(step: Step) -> str | None:
+        finite = math.isfinite(step.reward)
+        return None if finite else f"the reward is {step.reward}; a reward must be a finite number"
+
+    yield from _first_problem(subject, problem)
+
+
+def reward_components(subject: Subject) -> Iterator[str]:
+    """The components of a reward sum to it."""
+
+    def problem(step: Step) -> str | None:
+        return reward_problem(step) if math.isfinite(step.reward) else None
+
+    yield from _first_problem(subject, problem)
+
+
+def one_ending(subject: Subject) -> Iterator[str]:
+    """A step is terminated or truncated, never both."""
+
+    def problem(step: Step) -> str | None:
+        both = step.terminated and step.truncated
+        return "terminated and truncated are both set; a task that has ended is only terminated" if both else None
+
+    yield from _first_problem(subject, problem)
+
+
+def truncation_reason(subject: Subject) -> Iterator[str]:
+    """A truncation says why, and only a truncation does."""
+
+    def problem(step: Step) -> str | None:
+        reason = step.info.get("truncation_reason")
+        if step.truncated and reason is None:
+            return "truncated without info['truncation_reason']; build the step with Step.truncation(..., reason=...)"
+        if reason is not None and reason not in list(TruncationReason):
+            return f"info['truncation_reason'] is {reason!r}; use one of {', '.join(TruncationReason)}"
+        if reason is not None and not step.truncated:
+            return "info['truncation_reason'] is set on a step that is not truncated; leave it out"
+        return None
+
+    yield from _first_problem(subject, problem)
+
+
+def observations(subject: Subject) -> Iterator[str]:
+    """Observations are text, and the last one of an episode is there."""
+
+    def problem(step: Step) -> str | None:
+        if not isinstance(step.observation, str):
+            return f"the observation is {step.observation!r}; it must be a string, at the end of an episode too"
+        if (step.terminated or step.truncated) and not step.observation:
+            return "the final observation is missing; return what the policy would see next"
+        return None
+
+    yield from _first_problem(subject, problem)
+
+
+def info_json(subject: Subject) -> Iterator[str]:
+    """`info` can be written as JSON."""
+
+    def problem(step: Step) -> str | None:
+        for key, value in step.info.items():
+            try:
+                json.dumps({key: value}, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                return f"info[{key!r}] is not JSON-serialisable ({error}); use plain numbers, strings, lists and dicts"
+        return None
+
+    yield from _first_problem(subject, problem)
+
+
+def close_twice(subject: Subject) -> Iterator[str]:
+    """Closing an environment again does nothing."""
+    env: Any = subject.fresh()
+    env.reset(seed=SEEDS[0])
+    env.close()
+    try:
+        env.close()
+    except Exception as error:
+        yield f"the second close raised {type(error).__name__}: {error}; closing again must do nothing"

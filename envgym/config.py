@@ -1,0 +1,196 @@
+"""The configuration of a training run: one frozen tree, checked when it is made, written into every run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Base of every section: unknown fields are errors, nothing changes after construction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class NewModel(Section):
+    """A small random Qwen3 model with a byte-level tokenizer, made in the run folder."""
+
+    kind: Literal["new"] = "new"
+    hidden_size: int = Field(64, ge=16, description="Width of the residual stream.")
+    num_layers: int = Field(2, ge=1, description="Decoder layers.")
+    num_heads: int = Field(4, ge=1, description="Query heads; divides hidden_size.")
+    num_kv_heads: int = Field(2, ge=1, description="Key and value heads; divides num_heads.")
+    context_length: int = Field(512, ge=32, description="Most tokens of an episode.")
+
+
+class FolderModel(Section):
+    """A model folder in Hugging Face format."""
+
+    kind: Literal["folder"] = "folder"
+    path: Path = Field(description="Folder with config.json, safetensors and tokenizer files.")
+
+
+class EnvConfig(Section):
+    """What is trained on."""
+
+    id: str = Field(description="Id of a registered environment.")
+    max_turns: int | None = Field(None, ge=1, description="Turn limit of training episodes; None keeps the registered one.")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the environment's constructor.")
+
+
+class RolloutConfig(Section):
+    """How episodes are collected."""
+
+    episodes_per_iteration: int = Field(128, ge=1, description="Episodes of one iteration on all ranks together.")
+    max_turn_tokens: int = Field(256, ge=1, description="Most sampled tokens of one turn; a turn that reaches it is cut.")
+    temperature: float = Field(1.0, gt=0, description="Divides the logits, in sampling and in the learner.")
+    top_k: int = Field(0, ge=0, description="Keep the k most probable tokens; 0 keeps all.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Keep the most probable tokens up to this probability.")
+    concurrency: int = Field(256, ge=1, description="Most episodes that run at the same time on one rank.")
+    num_threads: int = Field(4, ge=1, description="Worker threads for environment steps.")
+    deterministic: bool = Field(
+        True,
+        description="What an episode samples does not depend on timing: the engine waits for every running episode's "
+        "environment before each token. Turn off where environments are slow.",
+    )
+
+
+class WarmStartConfig(Section):
+    """Supervised training on an agent's play before reinforcement learning."""
+
+    agent: str = Field("demonstrator", description="Name of the agent whose trajectories are imitated.")
+    num_episodes: int = Field(6000, ge=1, description="Trajectories to collect on all ranks together.")
+    num_epochs: int = Field(1, ge=1, description="Passes over them.")
+    batch_episodes: int = Field(64, ge=1, description="Trajectories of one update on all ranks together.")
+    learning_rate: float = Field(2e-3, ge=0, description="Peak; linear warm-up over 5 % of the updates, then cosine to a tenth.")
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(1e-6, ge=0, description="Peak learning rate (VAPO: actor 1e-6, critic 2e-6).")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay over the run after warm-up.")
+    warmup_updates: int = Field(0, ge=0, description="Updates of linear warm-up.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this global norm.")
+
+
+class AdvantageConfig(Section):
+    """From rewards and values to advantages and value targets."""
+
+    gamma: float = Field(1.0, ge=0, le=1, description="Discount.")
+    discount_per: Literal["turn", "token"] = Field("turn", description="Where gamma applies; per turn spares wordy turns.")
+    gae_lambda_policy: float = Field(0.95, ge=0, le=1, description="Lambda of the policy's advantages.")
+    gae_lambda_value: float = Field(1.0, ge=0, le=1, description="Lambda of the critic's targets (VC-PPO: 1).")
+    gae_length_alpha: float | None = Field(
+        None, gt=0, description="Length-adaptive policy lambda 1 - 1/(alpha*l) (VAPO: .05); None uses gae_lambda_policy."
+    )
+    gae_lambda_min: float = Field(0.0, ge=0, le=1, description="Floor of the length-adaptive lambda.")
+    whiten: Literal["batch", "minibatch", "none"] = Field("batch", description="Scope of advantage whitening.")
+    recompute_each_epoch: bool = Field(False, description="Recompute values and advantages with the updated critic.")
+
+
+class PolicyLossConfig(Section):
+    """The clipped policy objective."""
+
+    clip_low: float = Field(0.2, ge=0, description="Lower clip of the ratio, 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="Upper clip, 1 + clip_high; clip-higher is .28 (DAPO).")
+    dual_clip: float | None = Field(None, gt=1, description="Cap of the loss for negative advantages (usually 3).")
+    entropy_coefficient: float = Field(0.0, description="Weight of the entropy bonus.")
+    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
+        "token-mean", description="How token losses become one number; counts are global."
+    )
+    importance: Literal["none", "tis", "icepop"] = Field(
+        "none", description="Correction for the gap between serving and training log-probabilities."
+    )
+    importance_cap: float = Field(2.0, gt=0, description="Largest weight of truncated importance sampling.")
+
+
+class ValuePretrainingConfig(Section):
+    """Critic-only iterations at the start, on Monte-Carlo returns of the frozen policy (VC-PPO)."""
+
+    max_iterations: int = Field(10, ge=1, description="Most iterations to spend.")
+    explained_variance: float = Field(0.5, le=1, description="Stop once the critic explains this share of the variance.")
+
+
+class CriticConfig(Section):
+    """The value model: a trunk of its own, initialised from the (warm) policy, with a scalar head."""
+
+    optimizer: OptimizerConfig = Field(default_factory=lambda: OptimizerConfig(learning_rate=2e-6))
+    value_clip: float | None = Field(None, gt=0, description="Clip of the value change in one iteration; None is off.")
+    head_init: Literal["zero", "orthogonal"] = Field("zero", description="Initial value head, the same on every rank.")
+    pretraining: ValuePretrainingConfig | None = Field(None, description="Value pretraining; None skips it.")
+
+
+class KLConfig(Section):
+    """Penalty on the drift from the frozen starting policy, taken off the reward of each action token."""
+
+    beta: float = Field(0.01, gt=0, description="Weight of the penalty.")
+    estimator: Literal["k1", "k2", "k3"] = Field("k1", description="Estimator of the KL divergence.")
+    target: float | None = Field(None, gt=0, description="Adapt beta towards this KL per token; None keeps it fixed.")
+    horizon: float = Field(10_000, gt=0, description="Trajectories over which beta adapts.")
+
+
+class UpdateConfig(Section):
+    """How a batch is used."""
+
+    num_epochs: int = Field(2, ge=1, description="Passes over the batch.")
+    num_minibatches: int = Field(4, ge=1, description="Optimizer updates of one pass.")
+    max_microbatch_tokens: int = Field(16_384, ge=1, description="Most padded tokens of one forward pass on a rank.")
+    target_kl: float | None = Field(None, gt=0, description="Stop the passes once KL(proximal || current) exceeds this.")
+
+
+class EvaluationConfig(Section):
+    """Play on held-out seeds, sampled and greedy, before and after training."""
+
+    episodes: int = Field(256, ge=1, description="Episodes of each kind of play.")
+    every: int | None = Field(None, ge=1, description="Evaluate every so many iterations as well.")
+    max_turns: int | None = Field(None, ge=1, description="Turn limit of evaluation episodes; None keeps the registered one.")
+
+
+class CheckpointConfig(Section):
+    """When state is saved. A run can be continued from any kept checkpoint."""
+
+    every: int = Field(10, ge=1, description="Iterations between checkpoints; the last one is always saved.")
+    keep: int = Field(2, ge=1, description="How many to keep.")
+
+
+class TrainConfig(Section):
+    """A whole training run.
+
+    A run with the same configuration and number of ranks gives the same metrics. Variants are made with
+    `config.model_copy(update={...})` or, checked, with `TrainConfig(**{**config.model_dump(), ...})`.
+    """
+
+    run_dir: Path = Field(description="Folder of the run; new or empty unless a run is resumed.")
+    env: EnvConfig
+    model: Annotated[NewModel | FolderModel, Field(discriminator="kind")] = Field(default_factory=NewModel)
+    renderer: str = Field("chatml", description="Chat format: chatml, or a name of the renderers package, or auto.")
+    num_iterations: int = Field(100, ge=0, description="Iterations of collection and update.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything random in the run.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Auto takes CUDA where there is some.")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="Type of the trained weights.")
+    torch_threads: int | None = Field(None, ge=1, description="Threads of torch in each process; 1 is fastest for small models.")
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    warm_start: WarmStartConfig | None = Field(None, description="Supervised start; None begins with the model as it is.")
+    actor: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
+    advantages: AdvantageConfig = Field(default_factory=AdvantageConfig)
+    policy_loss: PolicyLossConfig = Field(default_factory=PolicyLossConfig)
+    kl: KLConfig | None = Field(None, description="KL penalty against a frozen reference; None keeps no reference.")
+    update: UpdateConfig = Field(default_factory=UpdateConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+    @model_validator(mode="after")
+    def _enough_episodes(self) -> TrainConfig:
+        if self.rollout.episodes_per_iteration < self.update.num_minibatches:
+            raise ValueError(
+                f"rollout.episodes_per_iteration ({self.rollout.episodes_per_iteration}) is smaller than "
+                f"update.num_minibatches ({self.update.num_minibatches}); every minibatch needs an episode"
+            )
+        return self

@@ -1,0 +1,179 @@
+"""The environment contract: text in, text out, a reward at every step, and an ending that says what it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import gymnasium
+
+from envgym.errors import RewardError
+from envgym.spaces import TextSpace
+from envgym.types import TruncationReason
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from envgym.agent import Player
+
+
+class Step(NamedTuple):
+    """What `TextEnv.step` returns, in Gymnasium's order.
+
+    Build one with `Step.running`, `Step.terminal` or `Step.truncation`: they make an ending without its kind, or a
+    reward that contradicts its components, impossible to write.
+    """
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+    @classmethod
+    def running(
+        cls,
+        observation: str,
+        reward: float | Mapping[str, float] = 0.0,
+        *,
+        role: str = "user",
+        action_error: str | None = None,
+        **info: Any,
+    ) -> Step:
+        """The episode goes on.
+
+        Args:
+            observation: What the policy sees next.
+            reward: Reward of this step: a number, or named components whose sum it is.
+            role: Whose message the observation is: "user" or "tool".
+            action_error: What was wrong with the action, if anything.
+            info: Further entries for `info`; JSON-serialisable.
+
+        Raises:
+            RewardError: The reward or a component is not a finite number.
+            ValueError: `role` is neither "user" nor "tool".
+        """
+        return cls(observation, *_reward(reward, info), False, False, _info(info, role, action_error))
+
+    @classmethod
+    def terminal(
+        cls,
+        observation: str,
+        reward: float | Mapping[str, float] = 0.0,
+        *,
+        success: bool | None = None,
+        role: str = "user",
+        action_error: str | None = None,
+        **info: Any,
+    ) -> Step:
+        """The task itself has ended (solved, lost, out of guesses). The value of the state after it is zero.
+
+        Args:
+            success: Whether the task was solved; None where there is no such notion.
+
+        The other arguments and errors are those of `Step.running`.
+        """
+        if success is not None:
+            info["success"] = bool(success)
+        return cls(observation, *_reward(reward, info), True, False, _info(info, role, action_error))
+
+    @classmethod
+    def truncation(
+        cls,
+        observation: str,
+        reward: float | Mapping[str, float] = 0.0,
+        *,
+        reason: TruncationReason | str = TruncationReason.ENVIRONMENT,
+        success: bool | None = None,
+        role: str = "user",
+        action_error: str | None = None,
+        **info: Any,
+    ) -> Step:
+        """The episode is cut although the task goes on. The value of the state after it is bootstrapped.
+
+        Args:
+            reason: Why; one of `TruncationReason`.
+            success: Whether the task counts as solved so far; None where there is no such notion.
+
+        The other arguments and errors are those of `Step.running`; an unknown reason is a ValueError.
+        """
+        info["truncation_reason"] = TruncationReason(reason).value
+        if success is not None:
+            info["success"] = bool(success)
+        return cls(observation, *_reward(reward, info), False, True, _info(info, role, action_error))
+
+
+def _reward(reward: float | Mapping[str, float], info: dict[str, Any]) -> tuple[float]:
+    """The scalar reward; named components go into `info["reward_components"]`."""
+    if isinstance(reward, Mapping):
+        components = {str(name): float(value) for name, value in reward.items()}
+        info["reward_components"] = components
+        total = math.fsum(components.values())
+    else:
+        total = float(reward)
+        info["reward_components"] = {"reward": total} if total else {}
+    if not math.isfinite(total):
+        raise RewardError(f"a reward must be a finite number, got {reward!r}")
+    return (total,)
+
+
+def _info(info: dict[str, Any], role: str, action_error: str | None) -> dict[str, Any]:
+    if role not in ("user", "tool"):
+        raise ValueError(f"role must be 'user' or 'tool', got {role!r}")
+    info["role"] = role
+    if action_error is not None:
+        info["action_error"] = action_error
+    return info
+
+
+class TextEnv(gymnasium.Env[str, str]):
+    """Base class of every environment: observations and actions are text.
+
+    Subclasses implement `reset(*, seed=None, options=None) -> (observation, info)`, calling `super().reset(seed=seed)`
+    first, and `step(action) -> Step`. All randomness comes from `self.np_random`. An action that makes no sense is the
+    policy's mistake: answer it with an observation and `action_error`, never with an exception.
+
+    Class attributes:
+        system_prompt: Instructions shown to the policy before the first observation.
+        tools: Tools the policy may call, as JSON function schemas (see `envgym.tools`).
+        max_turns: Turns after which the episode is cut, unless the registration says otherwise; None is no limit.
+        terminal_limits: Limits that belong to the task: reaching one terminates the episode instead of truncating it.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+    system_prompt: ClassVar[str] = ""
+    tools: ClassVar[tuple[Any, ...]] = ()
+    max_turns: ClassVar[int | None] = None
+    terminal_limits: ClassVar[frozenset[TruncationReason]] = frozenset()
+
+    observation_space: gymnasium.Space[str] = TextSpace()
+    action_space: gymnasium.Space[str] = TextSpace()
+
+    def step(self, action: str) -> Step:  # type: ignore[override]
+        """Executes one message of the policy.
+
+        Args:
+            action: Text of the message, without template tokens. Any string is legal.
+
+        Returns:
+            `Step(observation, reward, terminated, truncated, info)`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement step")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts an episode. Subclasses call `super().reset(seed=seed)` and return the first observation and info."""
+        super().reset(seed=seed)
+        return "", {}
+
+    def solver(self) -> Player | None:
+        """A scripted player that solves this environment, for checks and upper bounds; None where there is none."""
+        return None
+
+    def demonstrator(self, rng: np.random.Generator) -> Player | None:
+        """A clumsy scripted player whose play warms a policy up; None where there is none.
+
+        Args:
+            rng: Source of its mistakes.
+        """
+        return None

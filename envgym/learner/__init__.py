@@ -1,0 +1,1 @@
+"""The actor-critic learner: advantages, losses, sharded models and the update loop."""

@@ -1,0 +1,87 @@
+"""FSDP2 over all ranks: one process group, one mesh, the same code with a single process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this process: CUDA by local rank, or the CPU.
+
+    Raises:
+        ValueError: CUDA was asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda' but torch sees no CUDA device; use device='cpu' or 'auto'")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[DeviceMesh]:
+    """The mesh over all ranks. Joins torchrun's group where there is one, else makes a group of this process alone.
+
+    A group that was already initialised is used and left as it is.
+    """
+    ours = not dist.is_initialized()
+    if ours:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        else:
+            dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    try:
+        yield init_device_mesh(device.type, (dist.get_world_size(),))
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def shard(module: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh) -> nn.Module:
+    """Shards the parameters of a module over the mesh, each decoder layer as a unit and the rest as one.
+
+    Args:
+        module: On the mesh's device, with equal parameters on every rank.
+        layers: Its decoder layers.
+        mesh: All ranks.
+    """
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    root = fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for unit in root.modules():
+        if isinstance(unit, FSDPModule):
+            # Losses carry global denominators, so gradients are summed over the ranks, not averaged.
+            unit.set_gradient_divide_factor(1.0)
+    return root
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, on every rank; a collective."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def copy_parameters(source: nn.Module, target: nn.Module) -> None:
+    """Copies parameters between two modules of the same structure and sharding, shard by shard."""
+    with torch.no_grad():
+        for (name, from_), (other, to) in zip(source.named_parameters(), target.named_parameters(), strict=True):
+            assert name == other and from_.shape == to.shape, f"cannot copy {name} to {other}"
+            to.copy_(from_)
+
+
+def is_main() -> bool:
+    """Whether this is the rank that writes files and talks to the terminal."""
+    return not dist.is_initialized() or dist.get_rank() == 0

@@ -1,0 +1,107 @@
+"""What a long command shows while it runs: a bar with the time left on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+LINE_INTERVAL_S = 10.0
+"""Least time between two lines of one phase where there is no terminal."""
+
+
+class Phase:
+    """One counted phase of work."""
+
+    def __init__(self, display: ProgressDisplay, title: str, total: int) -> None:
+        self._display = display
+        self._title = title
+        self._total = total
+        self._count = 0
+        self._note = ""
+        self._started = self._last_line = time.monotonic()
+        self._task = None
+        if display.bars is not None:
+            self._task = display.bars.add_task(title, total=total, note="")
+
+    def advance(self, count: int = 1, *, note: str | None = None) -> None:
+        """Counts work that is finished.
+
+        Args:
+            count: How much more.
+            note: A few words shown beside the bar; None keeps the last.
+        """
+        self._count += count
+        if note is not None:
+            self._note = note
+        if self._display.bars is not None and self._task is not None:
+            self._display.bars.update(self._task, completed=self._count, note=self._note)
+        elif time.monotonic() - self._last_line >= LINE_INTERVAL_S:
+            self._line()
+
+    def finish(self) -> None:
+        """Ends the phase; its bar goes, a plain line stays."""
+        if self._display.bars is not None and self._task is not None:
+            self._display.bars.remove_task(self._task)
+        self._line()
+
+    def _line(self) -> None:
+        if not self._display.enabled:
+            return
+        now = time.monotonic()
+        self._last_line = now
+        elapsed = now - self._started
+        ended = self._count >= self._total
+        left = "" if ended or not self._count else f", {elapsed / self._count * (self._total - self._count):.0f} s left"
+        note = f"  {self._note}" if self._note else ""
+        self._display.console.print(
+            f"{self._title}: {self._count}/{self._total} in {elapsed:.0f} s{left}{note}", highlight=False, markup=False
+        )
+
+
+class ProgressDisplay:
+    """Shows phases on standard error.
+
+    Args:
+        enabled: False shows nothing (other ranks, tests).
+    """
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.console = Console(file=sys.stderr)
+        self.bars: Progress | None = None
+        if enabled and self.console.is_terminal:
+            self.bars = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=self.console,
+                transient=True,
+            )
+
+    @contextmanager
+    def phase(self, title: str, total: int) -> Iterator[Phase]:
+        """Shows a phase of `total` units while the block runs."""
+        phase = Phase(self, title, total)
+        try:
+            yield phase
+        finally:
+            phase.finish()
+
+    def __enter__(self) -> ProgressDisplay:
+        if self.bars is not None:
+            self.bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bars is not None:
+            self.bars.stop()

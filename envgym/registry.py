@@ -1,0 +1,194 @@
+"""The registry: Gymnasium's own, with the fields text environments need and plug-ins found on first use."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
+
+from envgym.env import TextEnv
+from envgym.errors import UnknownIdError
+from envgym.types import TruncationReason
+
+ENTRY_POINT_GROUP = "envgym.environments"
+_LIMIT, _GUARD = "envgym.wrappers:MaxTurns", "envgym.wrappers:EpisodeGuard"
+
+_plugins_lock = threading.RLock()
+_plugins_loaded = False
+
+
+def register(
+    id: str,
+    entry_point: str | Callable[..., gymnasium.Env[str, str]],
+    *,
+    max_turns: int | None = None,
+    terminal_limits: Iterable[TruncationReason | str] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    tags: Iterable[str] = (),
+    nondeterministic: bool = False,
+) -> None:
+    """Adds an environment to Gymnasium's registry; afterwards `envgym.make` and `gymnasium.make` both know it.
+
+    Everything given here is kept in the `EnvSpec` and survives `EnvSpec.to_json`.
+
+    Args:
+        id: `namespace/Name-v0`.
+        entry_point: `"module:Class"` (imported when first made), or the class or factory itself.
+        max_turns: Turns after which an episode is cut; None takes the class attribute of the environment.
+        terminal_limits: Limits that belong to the task; None takes the class attribute of the environment.
+        kwargs: Arguments of the constructor; those given to `make` go before.
+        tags: Labels for `list_environments`.
+        nondeterministic: Whether the same seed and actions may lead to different episodes.
+
+    Raises:
+        ValueError: The id, the entry point, the turn limit or a terminal limit is malformed.
+    """
+    if isinstance(entry_point, str) and entry_point.count(":") != 1:
+        raise ValueError(f"the entry point of {id!r} must have the form 'module:Class', got {entry_point!r}")
+    if max_turns is not None and max_turns < 1:
+        raise ValueError(f"max_turns of {id!r} must be at least 1, got {max_turns}")
+    limits = None if terminal_limits is None else [TruncationReason(limit).value for limit in terminal_limits]
+    try:
+        gymnasium.register(
+            id,
+            entry_point=cast(Any, entry_point),
+            nondeterministic=nondeterministic,
+            order_enforce=False,
+            kwargs=dict(kwargs or {}),
+            additional_wrappers=(
+                WrapperSpec("MaxTurns", _LIMIT, {"max_turns": max_turns, "terminal_limits": limits}),
+                WrapperSpec("EpisodeGuard", _GUARD, {"tags": list(tags)}),
+            ),
+        )
+    except gymnasium.error.Error as error:
+        raise ValueError(f"cannot register {id!r}: {error}") from error
+
+
+def register_builtin() -> None:
+    """Registers the environments that come with this package. Imports none of them, and may be called again."""
+    for name, module in (("PointerChase", "pointer_chase"), ("HigherLower", "higher_lower"), ("Upkeep", "upkeep")):
+        if f"envgym/{name}-v0" not in gymnasium.registry:
+            tags = ("builtin", "tools") if name == "PointerChase" else ("builtin",)
+            register(f"envgym/{name}-v0", f"envgym.environments.{module}:{name}", tags=tags)
+
+
+def spec(id: str) -> EnvSpec:
+    """The registration of an environment.
+
+    Args:
+        id: `namespace/Name-v0`, or `module:namespace/Name-v0` to import a module that registers it first.
+
+    Raises:
+        UnknownIdError: No such environment; the message suggests the nearest.
+    """
+    module, _, name = id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    _load_plugins()
+    found = gymnasium.registry.get(name)
+    if found is None:
+        nearest = difflib.get_close_matches(name, list_environments(), n=1)
+        hint = f"Did you mean '{nearest[0]}'?" if nearest else f"Known are: {', '.join(list_environments())}."
+        raise UnknownIdError(f"Unknown environment '{name}'. {hint}")
+    if not _is_ours(found):
+        raise UnknownIdError(f"'{name}' is no text environment: it was not registered through envgym.register.")
+    return found
+
+
+def list_environments(tag: str | None = None) -> list[str]:
+    """Ids of the registered text environments in alphabetical order.
+
+    Args:
+        tag: Only those registered with this tag.
+    """
+    _load_plugins()
+    ours = [entry for entry in gymnasium.registry.values() if _is_ours(entry)]
+    return sorted(entry.id for entry in ours if tag is None or tag in _wrapper_kwargs(entry, _GUARD)["tags"])
+
+
+def make(id: str | EnvSpec, *, max_turns: int | None = None, **kwargs: Any) -> TextEnv:
+    """Makes an environment, with its turn limit and the guard of the contract around it.
+
+    The guard raises `EpisodeOrderError` and `RewardError`; it takes the place of Gymnasium's order and passive
+    checkers, which `gymnasium.make` adds.
+
+    Args:
+        id: Id of a registered environment, or an `EnvSpec`.
+        max_turns: Turn limit in place of the registered one; None keeps that.
+        kwargs: Arguments of the environment's constructor.
+
+    Returns:
+        The wrapped environment; `.unwrapped` is the `TextEnv` itself.
+
+    Raises:
+        UnknownIdError: No such environment; the message suggests the nearest.
+        ValueError: `max_turns` is below 1, or the constructor does not take an argument or its value.
+    """
+    entry = spec(id) if isinstance(id, str) else id
+    if max_turns is not None and max_turns < 1:
+        raise ValueError(f"max_turns must be at least 1, got {max_turns}")
+    creator = load_env_creator(entry.entry_point) if isinstance(entry.entry_point, str) else entry.entry_point
+    _check_kwargs(entry.id, cast(Any, creator), kwargs)
+    wrappers = tuple(
+        WrapperSpec(wrapper.name, wrapper.entry_point, {**(wrapper.kwargs or {}), "max_turns": max_turns})
+        if wrapper.entry_point == _LIMIT and max_turns is not None
+        else wrapper
+        for wrapper in entry.additional_wrappers
+    )
+    limited = EnvSpec(
+        entry.id,
+        entry_point=entry.entry_point,
+        nondeterministic=entry.nondeterministic,
+        order_enforce=False,
+        disable_env_checker=True,
+        kwargs=dict(entry.kwargs),
+        additional_wrappers=wrappers,
+    )
+    return cast(TextEnv, gymnasium.make(limited, **kwargs))
+
+
+def _check_kwargs(id: str, creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(creator).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    accepted = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    for name in kwargs:
+        if name not in accepted:
+            raise ValueError(f"'{id}' takes no argument '{name}'; it takes {', '.join(['max_turns', *accepted])}")
+
+
+def _is_ours(entry: EnvSpec) -> bool:
+    return any(wrapper.entry_point == _GUARD for wrapper in entry.additional_wrappers)
+
+
+def _wrapper_kwargs(entry: EnvSpec, entry_point: str) -> dict[str, Any]:
+    return next((w.kwargs or {} for w in entry.additional_wrappers if w.entry_point == entry_point), {})
+
+
+def _load_plugins() -> None:
+    """Loads the environments of installed packages, once: imports each entry point, and calls it where it can be."""
+    global _plugins_loaded
+    with _plugins_lock:
+        if _plugins_loaded:
+            return
+        _plugins_loaded = True  # before loading: a plug-in may itself look something up
+        for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                plugin = entry_point.load()
+                if callable(plugin):
+                    plugin()
+            except Exception as error:
+                package = entry_point.dist.name if entry_point.dist else entry_point.value
+                warnings.warn(
+                    f"the environments of package '{package}' could not be loaded ({type(error).__name__}: {error}); "
+                    f"repair or uninstall it. Its entry point is {entry_point.name} = {entry_point.value}",
+                    stacklevel=3,
+                )

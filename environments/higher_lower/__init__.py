@@ -1,0 +1,5 @@
+"""`envgym/HigherLower-v0`."""
+
+from envgym.environments.higher_lower.environment import HigherLower
+
+__all__ = ["HigherLower"]

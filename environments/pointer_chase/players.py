@@ -1,0 +1,92 @@
+"""Scripted players of the pointer chase."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from envgym.environments.pointer_chase.environment import VALUES, replace_character
+
+from envgym.agent import Player
+from envgym.tools import format_call
+
+_START = re.compile(r"start (\w\d)")
+_LEAD = re.compile(r"(\w\d) -> (\w\d)")
+_VALUE = re.compile(r"(\w\d) = (\d+)")
+
+
+class Chaser(Player):
+    """Follows every lead, and answers the value once a record shows it.
+
+    Args:
+        call_format: Format of its calls.
+    """
+
+    def __init__(self, call_format: str) -> None:
+        self.call_format = call_format
+        self.key = ""
+        self.value: int | None = None
+
+    def act(self, observation: str, info: Mapping[str, Any]) -> str:
+        self.read(observation)
+        return self.get(self.key) if self.value is None else self.answer(self.value)
+
+    def read(self, observation: str) -> None:
+        """Takes in a lead from the key in hand, or the value at its end. Other records are ignored."""
+        if match := _START.fullmatch(observation):
+            self.key = match[1]
+        elif (match := _LEAD.fullmatch(observation)) and match[1] == self.key:
+            self.key = match[2]
+        elif (match := _VALUE.fullmatch(observation)) and match[1] == self.key:
+            self.value = int(match[2])
+
+    def get(self, key: str) -> str:
+        return format_call("get", {"key": key}, self.call_format)
+
+    def answer(self, value: int) -> str:
+        return format_call("answer", {"value": value}, self.call_format)
+
+
+class ClumsyChaser(Chaser):
+    """A chaser that makes a mistake in some turns, each turn independently of the others.
+
+    Args:
+        call_format: Format of its calls.
+        rng: Source of its mistakes.
+    """
+
+    MISTAKES: ClassVar = {"malformed": 0.07, "wrong key": 0.12, "repeat": 0.07, "wrong answer": 0.21}
+    """Probability of each kind of mistake in a turn."""
+
+    def __init__(self, call_format: str, rng: np.random.Generator) -> None:
+        super().__init__(call_format)
+        self.rng = rng
+        self.asked: list[str] = []
+
+    def act(self, observation: str, info: Mapping[str, Any]) -> str:
+        action = super().act(observation, info)
+        draw = self.rng.random()
+        for mistake, probability in self.MISTAKES.items():
+            if draw < probability:
+                return self._blunder(mistake, action)
+            draw -= probability
+        return self._note(action)
+
+    def _blunder(self, mistake: str, action: str) -> str:
+        if mistake == "malformed":
+            cut = int(self.rng.integers(1, len(action)))
+            return action[:cut]
+        if mistake == "wrong key":
+            return self.get(replace_character(self.key, self.rng))
+        if mistake == "repeat" and self.asked:
+            return self.get(self.asked[int(self.rng.integers(len(self.asked)))])
+        if mistake == "wrong answer":
+            return self.answer(VALUES[int(self.rng.integers(len(VALUES)))])
+        return self._note(action)
+
+    def _note(self, action: str) -> str:
+        if self.value is None:
+            self.asked.append(self.key)
+        return action

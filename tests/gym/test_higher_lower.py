@@ -1,0 +1,108 @@
+"""The higher-lower game: replies, information and the limit that belongs to the task."""
+
+import math
+
+import numpy as np
+import pytest
+from envgym.environments.higher_lower import HigherLower
+
+import envgym
+
+
+def with_secret(secret):
+    """An episode with this secret, found by trying seeds."""
+    env = HigherLower()
+    env.reset(seed=next(seed for seed in range(2000) if secret_of(env, seed) == secret))
+    return env
+
+
+def secret_of(env, seed):
+    """The secret of a seed, as the last of six wrong guesses shows it."""
+    env.reset(seed=seed)
+    return int([env.step("0") for _ in range(6)][-1].observation.removeprefix("was "))
+
+
+def play(env, player, seed):
+    observation, info = env.reset(seed=seed)
+    while True:
+        step = env.step(player.act(observation, info))
+        if step.terminated or step.truncated:
+            return step.info["success"]
+        observation, info = step.observation, step.info
+
+
+def test_replies_and_information_of_an_episode():
+    env = with_secret(40)
+    step = env.step("32")
+    assert step.observation == "higher"
+    assert step.info["reward_components"] == {"information": pytest.approx(1 / 6)}
+    step = env.step(" 48\n")
+    assert step.observation == "lower"
+    assert step.info["reward_components"] == {"information": pytest.approx(math.log2(32 / 15) / 6)}
+    step = env.step("40")
+    assert step.terminated and step.info["success"] is True and step.observation == "correct"
+    assert step.info["reward_components"] == {"information": pytest.approx(math.log2(15) / 6), "win": 1.0}
+
+
+def test_information_sums_to_one_when_the_number_is_found():
+    for secret in (1, 17, 64):
+        env, total = with_secret(secret), 0.0
+        player = env.solver()
+        observation, info, terminated = "1-64", {}, False
+        while not terminated:
+            observation, _, terminated, _, info = env.step(player.act(observation, info))
+            total += info["reward_components"]["information"]
+        if info["success"]:
+            assert total == pytest.approx(1.0)
+        else:
+            assert total < 1.0
+
+
+@pytest.mark.parametrize(
+    ("guess", "reply"), [("0", "higher"), ("65", "lower"), ("999999999", "lower"), ("10", "higher")]
+)
+def test_a_guess_outside_the_remaining_range_brings_nothing(guess, reply):
+    env = with_secret(40)
+    env.step("32")
+    step = env.step(guess)
+    assert step.observation == reply and step.info["reward_components"] == {"information": 0.0}
+
+
+@pytest.mark.parametrize("action", ["", "forty", "32.0", "-3", "3 4", "٣", "²", "0x10", "1" * 10, "guess 32"])
+def test_anything_but_a_number_costs_a_guess(action):
+    env = with_secret(40)
+    step = env.step(action)
+    assert step.observation == "1-64?" and step.info["reward_components"] == {"malformed": -0.05}
+    assert "whole number from 1 to 64" in step.info["action_error"]
+    for _ in range(4):
+        assert not env.step("1").terminated
+    assert env.step("1").terminated
+
+
+def test_the_sixth_wrong_guess_terminates_without_success():
+    env = envgym.make("envgym/HigherLower-v0")
+    env.reset(seed=0)
+    steps = [env.step("0") for _ in range(6)]
+    assert [step.terminated for step in steps] == [False] * 5 + [True]
+    assert not any(step.truncated for step in steps)
+    assert steps[-1].info["success"] is False and steps[-1].observation.startswith("was ")
+
+
+def test_the_sixth_guess_may_win():
+    env = with_secret(40)
+    for _ in range(5):
+        env.step("0")
+    assert env.step("40").info["success"] is True
+
+
+def test_bisection_finds_63_of_64_numbers():
+    env = HigherLower()
+    seeds = {secret_of(env, seed): seed for seed in range(2000)}
+    assert set(seeds) == set(range(1, 65))
+    assert sum(play(env, env.solver(), seed) for seed in seeds.values()) == 63
+
+
+def test_the_demonstrator_succeeds_in_a_seventh_of_the_episodes():
+    env = envgym.make("envgym/HigherLower-v0")
+    rate = np.mean([play(env, env.unwrapped.demonstrator(np.random.default_rng([s, 1])), s) for s in range(2000)])
+    assert 0.10 < rate < 0.20
