@@ -22,7 +22,9 @@ class NewModel(Section):
     num_layers: int = Field(2, ge=1, description="Decoder layers.")
     num_heads: int = Field(4, ge=1, description="Query heads; divides hidden_size.")
     num_kv_heads: int = Field(2, ge=1, description="Key and value heads; divides num_heads.")
+    head_dim: int | None = Field(None, ge=2, description="Size of one head, even; None is hidden_size / num_heads.")
     context_length: int = Field(512, ge=32, description="Most tokens of an episode.")
+    words: tuple[str, ...] = Field((), description="Words that are one token each beside the bytes, for example tool names.")
 
 
 class FolderModel(Section):

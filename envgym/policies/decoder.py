@@ -20,8 +20,8 @@ _MAX_SCORES = 1 << 24
 class Decoder:
     """A decoder and the keys and values of the sequences it is in the middle of.
 
-    A slot holds one sequence. The cache grows by doubling, in slots as in positions, as `reserve` is asked for more. What lies
-    beyond a slot's own length is never read: attention is masked by position.
+    A slot holds one sequence. The cache grows by doubling, in slots as in positions, as `reserve` is asked for more.
+    What lies beyond a slot's own length is never read: attention is masked by position.
     """
 
     def __init__(self, shape: DecoderShape, weights: DecoderWeights) -> None:
@@ -30,7 +30,7 @@ class Decoder:
         self.num_slots = 0
         self.capacity = 0
         self._device, self._dtype = weights.embedding.device, weights.embedding.dtype
-        self._keys: list[torch.Tensor] = []  # per layer [slots, kv_heads, head_dim, capacity]: transposed for the product
+        self._keys: list[torch.Tensor] = []  # per layer [slots, kv_heads, head_dim, capacity], ready for the product
         self._values: list[torch.Tensor] = []  # per layer [slots, kv_heads, capacity, head_dim]
         with torch.inference_mode():
             angles = torch.outer(torch.arange(shape.context_length).float(), shape.inverse_frequencies)
@@ -69,7 +69,8 @@ class Decoder:
             tokens: int64 [N], the token to append.
             positions: int64 [N], how many tokens the slot holds before it.
             slots: int64 [N], the slots, or None for slots 0 to N - 1, which spares a copy of the cache.
-            length: Cached positions to attend to: the largest of `positions` plus 1, over the rows whose result matters.
+            length: Cached positions to attend to: the largest of `positions` plus 1, over the rows whose result
+                matters.
 
         Returns:
             Logits [N, vocab_size] in the decoder's dtype.
@@ -116,17 +117,18 @@ class Decoder:
             pieces = {i: tokens[i][done[i] : done[i] + _PIECE] for i in left}
             left.sort(key=lambda i: (len(pieces[i]), slots[i]))
             while left:
-                size = self._wave_size([len(pieces[i]) for i in left], [starts[i] + done[i] + len(pieces[i]) for i in left])
+                begins = [starts[i] + done[i] for i in left]
+                size = self._wave_size([len(pieces[i]) for i in left], begins)
                 wave, left = left[:size], left[size:]
-                self._prefill_wave([pieces[i] for i in wave], [starts[i] + done[i] for i in wave], [slots[i] for i in wave])
+                self._prefill_wave([pieces[i] for i in wave], begins[:size], [slots[i] for i in wave])
                 for i in wave:
                     done[i] += len(pieces[i])
 
-    def _wave_size(self, widths: list[int], ends: list[int]) -> int:
+    def _wave_size(self, widths: list[int], begins: list[int]) -> int:
         """How many of the sequences, sorted by width, go in one pass: little padding and bounded memory."""
         longest = 0
-        for count, (width, end) in enumerate(zip(widths, ends, strict=True)):
-            longest = max(longest, end)
+        for count, (width, begin) in enumerate(zip(widths, begins, strict=True)):
+            longest = max(longest, begin + width)
             scores = (count + 1) * self.shape.num_heads * width * longest
             if count and (width > 2 * widths[0] + 16 or scores > _MAX_SCORES):
                 return count
@@ -134,7 +136,8 @@ class Decoder:
 
     @torch.inference_mode()
     def _prefill_wave(self, tokens: list[np.ndarray], starts: list[int], slots: list[int]) -> None:
-        num_rows, kv_heads, num_heads, head_dim = len(tokens), self.shape.num_kv_heads, self.shape.num_heads, self.shape.head_dim
+        num_rows, num_heads = len(tokens), self.shape.num_heads
+        kv_heads, head_dim = self.shape.num_kv_heads, self.shape.head_dim
         widths = np.array([len(ids) for ids in tokens])
         width, length = int(widths.max()), int((widths + starts).max())
         row_of = np.repeat(np.arange(num_rows), widths)
@@ -158,7 +161,9 @@ class Decoder:
             keys = self._keys[index][:, :, :, :length].index_select(0, slot)
             values = self._values[index][:, :, :length].index_select(0, slot)
             padded[row, column] = queries
-            grouped = padded.transpose(1, 2).reshape(num_rows * kv_heads, -1, head_dim)  # [rows * kv, group * width, head]
+            grouped = padded.transpose(1, 2).reshape(
+                num_rows * kv_heads, -1, head_dim
+            )  # [rows * kv, group * width, hd]
             scores = torch.bmm(grouped, keys.flatten(0, 1)).mul_(head_dim**-0.5)
             scores.view(num_rows, num_heads, width, length).masked_fill_(mask[:, None], -math.inf)
             mixed = torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(num_rows, num_heads, width, head_dim)
@@ -170,7 +175,7 @@ class Decoder:
         """Rotated queries [T, heads, head_dim], rotated keys and values [T, kv_heads, head_dim]."""
         shape = self.shape
         x = self._norm(hidden, layer.input_norm)
-        fused = torch.mm(x, layer.qkv) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, x, layer.qkv)
+        fused = _linear(x, layer.qkv, layer.qkv_bias)
         fused = fused.view(len(hidden), -1, shape.head_dim)
         rotated_heads = shape.num_heads + shape.num_kv_heads
         both = fused[:, :rotated_heads]
@@ -186,7 +191,7 @@ class Decoder:
         if layer.output_bias is not None:
             hidden += layer.output_bias
         x = self._norm(hidden, layer.mlp_norm)
-        x = torch.mm(x, layer.gate_up) if layer.gate_up_bias is None else torch.addmm(layer.gate_up_bias, x, layer.gate_up)
+        x = _linear(x, layer.gate_up, layer.gate_up_bias)
         gate, up = x.chunk(2, -1)
         hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down)
         if layer.down_bias is not None:
@@ -198,3 +203,7 @@ class Decoder:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)

@@ -1,17 +1,17 @@
-"""The parameters of a llama-like decoder: read from a Hugging Face state dict, checked, and fused for fast inference."""
+"""The shape and the fused parameters of a llama-like decoder, from a Hugging Face configuration and state dict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from envgym.errors import ModelError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import LlamaConfig, PreTrainedConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -57,7 +57,7 @@ class DecoderShape:
             raise _unsupported(f"rope type '{config.rope_parameters['rope_type']}'")
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-        rotary = LlamaRotaryEmbedding(config)
+        rotary = LlamaRotaryEmbedding(cast("LlamaConfig", config))  # the families share it
         attention_bias = bool(getattr(config, "attention_bias", False))
         return cls(
             vocab_size=config.vocab_size,
@@ -109,7 +109,7 @@ class DecoderShape:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer; matrices are stored [in, out]. Heads come in the order queries, keys, values; see `fuse` for their layout."""
+    """One layer; matrices are stored [in, out], heads in the order queries, keys, values (see `fuse`)."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
@@ -141,8 +141,8 @@ def fuse(
     """Copies a state dict into fused weights.
 
     Query, key and value projections become one matrix, gate and up another. The dimensions of query and key heads are
-    reordered so that each rotary pair (i, i + head_dim / 2) is adjacent and a rotation is one complex product; scores do not
-    change, since both sides are reordered alike.
+    reordered so that each rotary pair (i, i + head_dim / 2) is adjacent and a rotation is one complex product; scores
+    do not change, since both sides are reordered alike.
 
     Args:
         shape: The decoder's shape; `tensors` must hold every name of `shape.parameter_shapes()` in its shape.
@@ -199,6 +199,6 @@ def fuse(
 
 def _unsupported(what: str) -> ModelError:
     return ModelError(
-        f"The embedded engine does not support {what}: it runs {', '.join(FAMILIES)} decoders with full attention; serve this "
-        "model with SGLang and use SGLangPolicy instead."
+        f"The embedded engine does not support {what}: it runs {', '.join(FAMILIES)} decoders with full attention; "
+        "serve this model with SGLang and use SGLangPolicy instead."
     )

@@ -9,11 +9,11 @@ from envgym.errors import ModelError
 from envgym.policies.decoder import Decoder
 from envgym.policies.decoder_weights import DecoderWeights
 from envgym.policies.sampling import RowSampling, sample
-from envgym.policies.sessions import Request, Session, common_prefix
+from envgym.policies.sessions import Request, Session
 from envgym.types import Completion
 
 _WAVE = 0.1
-"""Waiting rows are admitted once they are this fraction of the decoding ones: a prefill has a fixed cost, an empty row too."""
+"""Waiting rows are admitted once they are this fraction of the decoding ones: prefills and empty rows both cost."""
 _PATIENCE = 16
 """Most steps that a row waits for its wave to fill."""
 _DENSE = 0.6
@@ -21,10 +21,12 @@ _DENSE = 0.6
 
 
 class Engine:
-    """Runs the turns of many sessions, one token for each decoding row and step. Not thread-safe; knows nothing of asyncio.
+    """Runs the turns of many sessions, one token for each decoding row and step. Not thread-safe; knows nothing of
+    asyncio.
 
-    The prompt of a turn is prefilled up to its last token, which is then fed to the decoder like any sampled one. Everything
-    the engine decides (order, slots, waves) depends on what was submitted between which steps, never on the clock.
+    The prompt of a turn is prefilled up to its last token, which is then fed to the decoder like any sampled one.
+    Everything the engine decides (order, slots, waves) depends on what was submitted between which steps, never on the
+    clock.
 
     Args:
         decoder: The model with its cache.
@@ -41,7 +43,9 @@ class Engine:
         self._rows = np.empty(0, dtype=np.int64)  # slots that decode, ascending
         self._sampling: RowSampling | None = None  # of the rows, in their order
         # Per slot. An idle slot's position is where its cache ends, so that decoding it along does no harm.
-        self._token, self._position, self._count, self._limit, self._top_k = np.zeros((5, max_concurrency), dtype=np.int64)
+        self._token, self._position, self._count, self._limit, self._top_k = np.zeros(
+            (5, max_concurrency), dtype=np.int64
+        )
         self._temperature, self._top_p = np.ones((2, max_concurrency))
         self._stop = np.full((max_concurrency, 1), -1, dtype=np.int64)
         # Per slot and token of the turn since the row was admitted.
@@ -78,10 +82,14 @@ class Engine:
         rows, count = self._rows, self._count[self._rows]
         logits = self._decode(rows)
         assert self._sampling is not None
-        ids, logprobs, kept = sample(logits, torch.from_numpy(self._uniforms[rows, count]).to(logits.device), self._sampling)
+        ids, logprobs, kept = sample(
+            logits, torch.from_numpy(self._uniforms[rows, count]).to(logits.device), self._sampling
+        )
         new_ids, new_logprobs = ids.cpu().numpy(), logprobs.cpu().numpy()
         if not np.isfinite(new_logprobs).all():
-            raise ModelError("The model's logits are not finite, so nothing can be sampled; check the weights that were loaded or sent.")
+            raise ModelError(
+                "The model's logits are not finite, so nothing can be sampled; check the weights it was given."
+            )
         if kept is not None:
             self._record_support(rows, kept.cpu().numpy())
         self._out_ids[rows, count] = new_ids
@@ -174,12 +182,14 @@ class Engine:
         idle = [session for session in self._slots if session is not None and session.request is None]
         idle.sort(key=lambda session: (session.last_used, session.seed, session.id), reverse=True)
         free.reverse()
-        admitted, queued = [], []
+        admitted: list[tuple[Request, int]] = []
+        queued: list[Request] = []
         for request in self._waiting:
             session = request.session
             if session.slot is None:
                 if not free and idle:
                     evicted = idle.pop()
+                    assert evicted.slot is not None
                     free.append(evicted.slot)
                     self.release(evicted)
                 if not free:
@@ -187,37 +197,43 @@ class Engine:
                     continue
                 session.slot = free.pop()
                 self._slots[session.slot] = session
-            admitted.append(request)
+            admitted.append((request, session.slot))
         new_tokens, starts, slots = [], [], []
-        for request in admitted:
+        for request, slot in admitted:
             ids = request.prompt + request.token_ids if request.token_ids else request.prompt
-            session, slot = request.session, request.session.slot
+            session = request.session
             start = min(session.num_cached, request.num_shared, len(ids) - 1)
             session.num_cached = start
             if start < len(ids) - 1:
                 new_tokens.append(np.array(ids[start:-1], dtype=np.int64))
                 starts.append(start)
                 slots.append(slot)
-            self._activate(request, ids)
-        self.decoder.reserve(max(r.session.slot for r in admitted) + 1, max(len(r.prompt) + r.limit for r in admitted))
+            self._activate(request, slot, ids)
+        longest = max(len(request.prompt) + request.limit for request, _ in admitted)
+        self.decoder.reserve(max(slot for _, slot in admitted) + 1, longest)
         if slots:
             self.decoder.prefill(new_tokens, starts, slots)
         self._waiting = queued
-        self._set_rows(np.sort(np.concatenate([self._rows, [request.session.slot for request in admitted]]).astype(np.int64)))
+        self._set_rows(np.array(sorted([*self._rows.tolist(), *(slot for _, slot in admitted)]), dtype=np.int64))
 
-    def _activate(self, request: Request, ids: list[int]) -> None:
+    def _activate(self, request: Request, slot: int, ids: list[int]) -> None:
         """Fills the per-slot arrays of a request that starts, or goes on, with `ids` as its tokens so far."""
-        slot, sampling, left = request.session.slot, request.sampling, request.limit - len(request.token_ids)
-        assert slot is not None
+        sampling, left = request.sampling, request.limit - len(request.token_ids)
         if left > self._uniforms.shape[1]:
             extra = ((0, 0), (0, max(left, 2 * self._uniforms.shape[1]) - self._uniforms.shape[1]))
             self._out_ids, self._out_logprobs = np.pad(self._out_ids, extra), np.pad(self._out_logprobs, extra)
             self._uniforms = np.pad(self._uniforms, extra)
         if len(sampling.stop_token_ids) > self._stop.shape[1]:
-            self._stop = np.pad(self._stop, ((0, 0), (0, len(sampling.stop_token_ids) - self._stop.shape[1])), constant_values=-1)
+            self._stop = np.pad(
+                self._stop, ((0, 0), (0, len(sampling.stop_token_ids) - self._stop.shape[1])), constant_values=-1
+            )
         self._token[slot], self._position[slot] = ids[-1], len(ids) - 1
         self._count[slot], self._limit[slot] = 0, left
-        self._temperature[slot], self._top_k[slot], self._top_p[slot] = sampling.temperature, sampling.top_k, sampling.top_p
+        self._temperature[slot], self._top_k[slot], self._top_p[slot] = (
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+        )
         self._stop[slot] = -1
         self._stop[slot, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         self._uniforms[slot, :left] = request.session.stream.peek(left)
@@ -258,17 +274,3 @@ class Engine:
         session = self._slots[slot]
         assert session is not None and session.request is not None
         return session.request
-
-
-def prepare(session: Session, prompt: list[int], vocab_size: int) -> int:
-    """How many tokens of a prompt equal the session's; the others are checked to be in the vocabulary.
-
-    Raises:
-        ValueError: A token id is not an integer in [0, vocab_size).
-    """
-    shared = common_prefix(session.tokens, prompt)
-    new = prompt[shared:]
-    if new and not (0 <= min(new) and max(new) < vocab_size):
-        bad = next(token for token in new if not 0 <= token < vocab_size)
-        raise ValueError(f"token id {bad} of the prompt is outside the model's vocabulary [0, {vocab_size}); use the model's own tokenizer.")
-    return shared

@@ -1,4 +1,4 @@
-"""Loads a causal language model and its tokenizer from a Hugging Face-format folder, and says clearly what is wrong with it."""
+"""Loads a causal language model and its tokenizer from a Hugging Face-format folder, or says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -28,15 +28,19 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     path = Path(folder)
     if not path.is_dir():
         raise ModelError(
-            f"The model folder '{path}' does not exist; create one with envgym.policies.tiny_model.create_model or download one "
-            "with `hf download <model id> --local-dir <folder>`."
+            f"The model folder '{path}' does not exist; create one with envgym.policies.tiny_model.create_model, or "
+            "download one with `hf download <model id> --local-dir <folder>`."
         )
     if not (path / "config.json").is_file():
-        raise ModelError(f"'{path}' has no config.json, so it is not a Hugging Face model folder; pass the folder that has one.")
+        raise ModelError(
+            f"'{path}' has no config.json, so it is not a Hugging Face model folder; pass the folder that has one."
+        )
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"'{path / 'config.json'}' is not valid JSON ({error}); copy the model folder again.") from error
+        raise ModelError(
+            f"'{path / 'config.json'}' is not valid JSON ({error}); copy the model folder again."
+        ) from error
     if not isinstance(config, dict):
         raise ModelError(f"'{path / 'config.json'}' does not hold a JSON object; copy the model folder again.")
     return config
@@ -50,28 +54,31 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTra
         dtype: Type the weights are converted to.
 
     Raises:
-        ModelError: The folder is missing or incomplete, its weights do not fit its configuration, or transformers cannot
-            load it.
+        ModelError: The folder is missing or incomplete, its weights do not fit its configuration, or transformers
+            cannot load it.
     """
     read_config(folder)
     if not any(next(Path(folder).glob(pattern), None) for pattern in _WEIGHTS):
-        raise ModelError(f"'{folder}' has a config.json but no weights (*.safetensors); copy the weight files into it too.")
+        raise ModelError(
+            f"'{folder}' has a config.json but no weights (*.safetensors); copy the weight files into it too."
+        )
     from transformers import AutoModelForCausalLM
 
     try:
         with quiet():
-            model, loading = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
             )
     except Exception as error:
         raise ModelError(f"transformers cannot load the model in '{folder}': {_first_line(error)}") from error
+    model, loading = loaded
     missing = sorted(loading["missing_keys"])
     if missing:
         raise ModelError(
-            f"The weights in '{folder}' lack {len(missing)} parameters of the configured model (the first is '{missing[0]}'); "
-            "copy the folder again, all weight files included."
+            f"The weights in '{folder}' lack {len(missing)} parameters of the configured model (the first is "
+            f"'{missing[0]}'); copy the folder again, all weight files included."
         )
-    return model.eval()
+    return cast("PreTrainedModel", model.eval())
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:

@@ -36,7 +36,7 @@ class RowSampling:
         if cuts.any():
             unlimited = np.iinfo(np.int64).max
             self.top_k = _column(np.where(cuts & (top_k > 0), top_k, unlimited), torch.int64, device)
-            # Rounding may bring the cumulative probability to 1 before the last token: rows that keep all get a bound above it.
+            # Rounding may bring the cumulative probability to 1 early: rows that keep all get a bound above it.
             self.top_p = _column(np.where(cuts & (top_p < 1), top_p, 2.0), torch.float32, device)
 
 
@@ -45,10 +45,10 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Draws a token for each row by inverting its cumulative distribution at the row's uniform number.
 
-    The distribution is softmax(logits / temperature), cut to the top-k tokens, those renormalised and cut to the smallest set
-    of most probable tokens whose probability reaches top_p, and renormalised again. Equal logits rank by id, lowest first. The
-    drawn token is the first id whose cumulative probability, in the order of ids, exceeds the uniform number; it always has
-    positive probability. What one row draws does not depend on the other rows.
+    The distribution is softmax(logits / temperature), cut to the top-k tokens, those renormalised and cut to the
+    smallest set of most probable tokens whose probability reaches top_p, and renormalised again. Equal logits rank by
+    id, lowest first. The drawn token is the first id whose cumulative probability, in the order of ids, exceeds the
+    uniform number; it always has positive probability. What one row draws does not depend on the other rows.
 
     Args:
         logits: [N, V], float32 or lower precision.
@@ -57,7 +57,8 @@ def sample(
 
     Returns:
         Token ids int64 [N]; their log-probabilities float32 [N] under the distribution drawn from (greedy rows: under
-        softmax(logits)), NaN where the logits are not finite; and the kept tokens bool [N, V], or None when no row cuts.
+        softmax(logits)), NaN where the logits are not finite; and the kept tokens bool [N, V], or None when no row
+        cuts.
     """
     scaled = logits.float()
     if rows.inverse_temperature is not None:

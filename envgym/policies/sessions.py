@@ -13,8 +13,8 @@ from envgym.types import Completion, FinishReason, SamplingParams, VersionSpan
 class UniformStream:
     """A session's own random numbers: the k-th token it samples always meets the k-th number.
 
-    Whatever the engine batches together, and however many numbers a turn reserved and left unused, the stream stays a function
-    of the seed and of how many tokens the session has sampled.
+    Whatever the engine batches together, and however many numbers a turn reserved and left unused, the stream stays a
+    function of the seed and of how many tokens the session has sampled.
     """
 
     def __init__(self, seed: int) -> None:
@@ -90,7 +90,7 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Its place in the queue: a function of the data alone, not of the order in which coroutines happened to run."""
+        """Its place in the queue: a function of the data, not of the order in which coroutines happened to run."""
         return self.arrived, self.session.seed, self.session.id
 
     def extend(self, token_ids: list[int], logprobs: list[float], version: int) -> None:
@@ -116,3 +116,19 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     if a[:shorter] == b[:shorter]:
         return shorter
     return next(i for i in range(shorter) if a[i] != b[i])
+
+
+def shared_prefix(session: Session, prompt: list[int], vocab_size: int) -> int:
+    """How many leading tokens of a prompt equal the session's; the others are checked to be in the vocabulary.
+
+    Raises:
+        ValueError: A token id is not in [0, vocab_size).
+    """
+    shared = common_prefix(session.tokens, prompt)
+    new = prompt[shared:]
+    if new and (min(new) < 0 or max(new) >= vocab_size):
+        bad = next(token for token in new if not 0 <= token < vocab_size)
+        raise ValueError(
+            f"token id {bad} of the prompt is outside the model's vocabulary [0, {vocab_size}); use its tokenizer"
+        )
+    return shared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,39 +14,45 @@ import torch
 from envgym.errors import WeightSyncError
 from envgym.policies.decoder import Decoder
 from envgym.policies.decoder_weights import DecoderShape, fuse
-from envgym.policies.engine import Engine, prepare
+from envgym.policies.engine import Engine
 from envgym.policies.model_folder import load_model
-from envgym.policies.sessions import Request, Session, UniformStream
+from envgym.policies.sessions import Request, Session, UniformStream, shared_prefix
 from envgym.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_log = logging.getLogger(__name__)
+_STALL_S = 60.0
+"""Seconds after which deterministic mode says which session it waits for."""
+
+
 class TorchPolicy:
     """A `Policy` and `WeightReceiver` that generates with torch in this process.
 
-    Requests of all sessions are decoded together, one token a step (continuous batching). A session keeps its cache slot and
-    the keys and values of its tokens from turn to turn, so that only what a prompt adds is computed. All calls must come from
-    one thread; the policy may be used by several event loops one after the other, not at the same time.
+    Requests of all sessions are decoded together, one token a step (continuous batching). A session keeps its cache
+    slot and the keys and values of its tokens from turn to turn, so that only what a prompt adds is computed. All calls
+    must come from one thread; the policy may be used by several event loops one after the other, not at the same time.
 
-    Deterministic mode (the default): what is sampled is a function of weights, prompts, sampling parameters and session seeds.
-    Each session has its own random stream, but the composition of a batch changes the rounding of its logits, and that could
-    flip a draw. Therefore a step is taken only when every open session is waiting in the engine; a session whose environment
-    is stepping holds up the others. The price is wall-clock time when environments are slow, and this rule for callers:
+    Deterministic mode (the default): what is sampled is a function of weights, prompts, sampling parameters and session
+    seeds. Each session has its own random stream, but the composition of a batch changes the rounding of its logits,
+    and that could flip a draw. Therefore a step is taken only when every open session is waiting in the engine; a
+    session whose environment is stepping holds up the others. The price is wall-clock time when environments are slow,
+    and this rule for callers:
 
-    - an open session that neither generates nor is closed stops everything, so close a session as soon as its episode ends,
-      whatever ended it;
+    - an open session that neither generates nor is closed stops everything, so close a session as soon as its episode
+      ends, whatever ended it;
     - open sessions before anything is awaited (all that start together, then the successor of one in the same breath as
       the old one is closed), and give them distinct seeds; otherwise which sessions share a step is up to timing.
 
     With `deterministic=False` a step takes whatever waits. The log-probabilities are right either way.
 
     Args:
-        model_or_folder: A transformers causal language model (llama, qwen2 or qwen3; its parameters are copied) or the folder
-            of one.
-        max_concurrency: Number of cache slots, that is of sequences decoded together. More sessions may be open: idle ones
-            then lose their slot, least recently used first, and are computed again when they return.
+        model_or_folder: A transformers causal language model (llama, qwen2 or qwen3; its parameters are copied) or the
+            folder of one.
+        max_concurrency: Number of cache slots, that is of sequences decoded together. More sessions may be open: idle
+            ones then lose their slot, least recently used first, and are computed again when they return.
         device: Where to compute.
         dtype: Type of weights and cache; log-probabilities are computed in float32.
         deterministic: See above.
@@ -71,7 +78,9 @@ class TorchPolicy:
         model = load_model(model_or_folder, dtype) if isinstance(model_or_folder, str | Path) else model_or_folder
         shape = DecoderShape.from_config(model.config)
         if context_length is not None and not 2 <= context_length <= shape.context_length:
-            raise ValueError(f"context_length must be from 2 to the model's {shape.context_length}, got {context_length}")
+            raise ValueError(
+                f"context_length must be from 2 to the model's {shape.context_length}, got {context_length}"
+            )
         self.deterministic = deterministic
         self._context_length = context_length or shape.context_length
         self._device, self._dtype = torch.device(device), dtype
@@ -120,18 +129,22 @@ class TorchPolicy:
         if closed.request is not None:
             request = closed.request
             self._engine.cancel(request)
-            _fail(request, ValueError(f"session {session} was closed while it was generating; close it after its last turn"))
+            _fail(
+                request,
+                ValueError(f"session {session} was closed while it was generating; close it after its last turn"),
+            )
         self._engine.release(closed)
-        self._wake.set()
+        self._notify()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: int) -> Completion:
         """Samples one turn; see `Policy.generate`.
 
-        A prompt that does not extend the session's tokens is right too: what it shares with them is reused, the rest computed.
+        A prompt that does not extend the session's tokens is right too: what it shares with them is reused, the rest
+        computed.
 
         Raises:
-            ValueError: The session is not open or already generates, a token id is outside the vocabulary, the prompt is
-                empty, or it leaves no room in the context.
+            ValueError: The session is not open or already generates, a token id is outside the vocabulary, the prompt
+                is empty, or it leaves no room in the context.
             ModelError: The model's logits are not finite.
         """
         request = self._request(list(prompt_ids), sampling, session)
@@ -139,25 +152,27 @@ class TorchPolicy:
         self._ensure_worker(loop)
         request.future = loop.create_future()
         self._engine.submit(request)
-        self._wake.set()
+        self._notify()
         try:
             return await request.future
         except asyncio.CancelledError:
             self._engine.cancel(request)
-            self._wake.set()
+            self._notify()
             raise
 
     def begin_update(self) -> None:
         """Stops sampling until `end_update`; see `WeightReceiver`."""
         if self._staged is not None:
-            raise WeightSyncError("a weight update is already under way; finish it with end_update before the next begin_update")
+            raise WeightSyncError(
+                "a weight update is already under way; finish it with end_update before the next begin_update"
+            )
         self._staged = {}
 
     def receive(self, bucket: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes some parameters, copied into staging; see `WeightReceiver`.
 
-        The names are those of the Hugging Face state dict. A tied `lm_head.weight` may be sent or left out. An error abandons
-        the update, and the old weights go on sampling.
+        The names are those of the Hugging Face state dict. A tied `lm_head.weight` may be sent or left out. An error
+        abandons the update, and the old weights go on sampling.
         """
         staged = self._staging()
         for name, tensor in bucket:
@@ -165,11 +180,13 @@ class TorchPolicy:
             if shape is None and name == "lm_head.weight":
                 continue  # tied: the embedding is what counts
             if shape is None:
-                self._abandon(f"unknown parameter '{name}': it is not in this model; send the state dict of the same architecture")
+                self._abandon(
+                    f"unknown parameter '{name}': it is not in this model; send the state dict of the same architecture"
+                )
             if name in staged:
                 self._abandon(f"parameter '{name}' arrived twice in one update; send each once")
             if tuple(tensor.shape) != shape:
-                self._abandon(f"parameter '{name}' has shape {tuple(tensor.shape)}, expected {shape}; send the full, unsharded tensor")
+                self._abandon(f"parameter '{name}' has shape {tuple(tensor.shape)}, expected {shape}; send it whole")
             staged[name] = tensor.detach().to(device=self._device, dtype=self._dtype, copy=True)
 
     def end_update(self, version: int) -> None:
@@ -180,11 +197,11 @@ class TorchPolicy:
         staged = self._staging()
         missing = self._parameter_shapes.keys() - staged.keys()
         if missing:
-            self._abandon(f"{len(missing)} parameters did not arrive (the first is '{min(missing)}'); send the full set of weights")
+            self._abandon(f"{len(missing)} parameters did not arrive (the first is '{min(missing)}'); send all of them")
         weights = fuse(self._engine.decoder.shape, staged, dtype=self._dtype, device=self._device)
         self._engine.replace_weights(weights, version)
         self._staged = None
-        self._wake.set()
+        self._notify()
 
     def _staging(self) -> dict[str, torch.Tensor]:
         if self._staged is None:
@@ -193,7 +210,7 @@ class TorchPolicy:
 
     def _abandon(self, problem: str) -> None:
         self._staged = None
-        self._wake.set()
+        self._notify()
         raise WeightSyncError(f"Weight update abandoned, version {self.version} stays: {problem}.")
 
     def _request(self, prompt: list[int], sampling: SamplingParams, session: int) -> Request:
@@ -210,7 +227,7 @@ class TorchPolicy:
                 f"a prompt of {len(prompt)} tokens leaves no room in the context of {self._context_length}; "
                 f"end the episode, or shorten the prompt to at most {self._context_length - 1} tokens"
             )
-        shared = prepare(owner, prompt, self.vocab_size)
+        shared = shared_prefix(owner, prompt, self.vocab_size)
         return Request(
             session=owner,
             prompt=prompt,
@@ -224,9 +241,9 @@ class TorchPolicy:
         """Starts the worker on this loop unless it runs there already, and forgets turns of a loop that is gone."""
         if self._worker is not None and not self._worker.done() and self._loop is loop:
             return
-        if self._loop is not None and self._loop is not loop and not self._loop.is_closed() and self._engine.num_requests:
-            raise RuntimeError("this TorchPolicy is in use by another event loop; use one loop, or one policy for each")
-        if self._loop is not loop and self._engine.num_requests:
+        if self._loop is not None and self._loop is not loop and self._engine.num_requests:
+            if not self._loop.is_closed():
+                raise RuntimeError("this TorchPolicy is in use by another event loop; use one policy for each loop")
             self._engine.abort()
         self._loop, self._wake = loop, asyncio.Event()
         self._worker = loop.create_task(self._work(), name="TorchPolicy worker")
@@ -237,7 +254,11 @@ class TorchPolicy:
         while engine.num_requests:
             if self._staged is not None or (self.deterministic and engine.num_requests < len(self._sessions)):
                 self._wake.clear()
-                await self._wake.wait()
+                stalled = asyncio.get_running_loop().call_later(_STALL_S, self._report_stall)
+                try:
+                    await self._wake.wait()
+                finally:
+                    stalled.cancel()
                 continue
             try:
                 finished = engine.step()
@@ -250,6 +271,23 @@ class TorchPolicy:
                 if not request.future.done():
                     request.future.set_result(completion)
             await asyncio.sleep(0)
+
+    def _notify(self) -> None:
+        """Lets the worker look again, unless its loop is gone."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._wake.set()
+
+    def _report_stall(self) -> None:
+        absent = [session.id for session in self._sessions.values() if session.request is None]
+        if self._staged is None and absent:
+            _log.warning(
+                "%d turns have waited %.0f s for session %d and %d more, which are open but not generating; close them "
+                "if their episodes are over, or use deterministic=False if their environments are that slow",
+                self._engine.num_requests,
+                _STALL_S,
+                absent[0],
+                len(absent) - 1,
+            )
 
 
 def _fail(request: Request, error: Exception) -> None:

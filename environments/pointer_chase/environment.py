@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from envgym.agent import Player
 
 LETTERS = "bdfhjkmpqvxz"
-"""Letters of the keys: none appears in a command, so that a character-level model can tell keys from words."""
+"""Letters of keys and values: none appears in a command, so that a character-level model can tell keys from words."""
 KEYS = tuple(letter + digit for letter in LETTERS for digit in "0123456789")
-VALUES = range(10, 100)
 
 
 class PointerChase(ToolEnv):
@@ -27,7 +26,7 @@ class PointerChase(ToolEnv):
 
         start k7          get(k7)
         k7 -> m2          get(m2)
-        m2 = 42           answer(42)
+        m2 = b4           answer(b4)
         right
 
     Reward components: "progress" +0.1 for a get that leads on, "repeat" and "useless" -0.02 for a get that brings
@@ -42,7 +41,7 @@ class PointerChase(ToolEnv):
         ValueError: An argument is out of its range.
     """
 
-    system_prompt = "Follow the keys with get, then answer the value."
+    system_prompt = "get(key) to the value, then answer(value)."
     max_turns = 8
 
     def __init__(
@@ -58,11 +57,11 @@ class PointerChase(ToolEnv):
         self.distractors = distractors
         self.action_space = TextSpace(
             [format_call("get", {"key": key}, call_format) for key in KEYS]
-            + [format_call("answer", {"value": value}, call_format) for value in VALUES]
+            + [format_call("answer", {"value": value}, call_format) for value in KEYS]
         )
         self._chain: list[str] = []
         self._records: dict[str, str] = {}
-        self._value = 0
+        self._value = ""
         self._position = 0
         self._seen: set[str] = set()
 
@@ -114,11 +113,11 @@ class PointerChase(ToolEnv):
         return ToolResult(text, {"progress": 0.1})
 
     @tool
-    def answer(self, value: int) -> ToolResult:
+    def answer(self, value: str) -> ToolResult:
         """Gives the value at the end of the chain and ends the task.
 
         Args:
-            value: A number of two digits.
+            value: A letter and a digit, for example b4.
         """
         right = value == self._value
         return ToolResult("right" if right else "wrong", {"answer": float(right)}, terminal=True, success=right)
@@ -138,8 +137,8 @@ class PointerChase(ToolEnv):
     def _record(self, key: str, lead: str | None) -> str:
         return f"{key} = {self._value}" if lead is None else f"{key} -> {lead}"
 
-    def _draw_value(self) -> int:
-        return VALUES[int(self.np_random.integers(len(VALUES)))]
+    def _draw_value(self) -> str:
+        return KEYS[int(self.np_random.integers(len(KEYS)))]
 
 
 def replace_character(key: str, rng: np.random.Generator) -> str:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from envgym.environments.pointer_chase.environment import VALUES, replace_character
+from envgym.environments.pointer_chase.environment import KEYS, replace_character
 
 from envgym.agent import Player
 from envgym.tools import format_call
 
 _START = re.compile(r"start (\w\d)")
 _LEAD = re.compile(r"(\w\d) -> (\w\d)")
-_VALUE = re.compile(r"(\w\d) = (\d+)")
+_VALUE = re.compile(r"(\w\d) = (\w\d)")
 
 
 class Chaser(Player):
@@ -27,7 +27,7 @@ class Chaser(Player):
     def __init__(self, call_format: str) -> None:
         self.call_format = call_format
         self.key = ""
-        self.value: int | None = None
+        self.value: str | None = None
 
     def act(self, observation: str, info: Mapping[str, Any]) -> str:
         self.read(observation)
@@ -40,12 +40,12 @@ class Chaser(Player):
         elif (match := _LEAD.fullmatch(observation)) and match[1] == self.key:
             self.key = match[2]
         elif (match := _VALUE.fullmatch(observation)) and match[1] == self.key:
-            self.value = int(match[2])
+            self.value = match[2]
 
     def get(self, key: str) -> str:
         return format_call("get", {"key": key}, self.call_format)
 
-    def answer(self, value: int) -> str:
+    def answer(self, value: str) -> str:
         return format_call("answer", {"value": value}, self.call_format)
 
 
@@ -57,8 +57,10 @@ class ClumsyChaser(Chaser):
         rng: Source of its mistakes.
     """
 
-    MISTAKES: ClassVar = {"malformed": 0.07, "wrong key": 0.12, "repeat": 0.07, "wrong answer": 0.21}
+    MISTAKES: ClassVar = {"malformed": 0.08, "wrong key": 0.13, "repeat": 0.07, "wrong answer": 0.12}
     """Probability of each kind of mistake in a turn."""
+    WRONG_AT_THE_END = 0.3
+    """Probability of a wrong answer in a turn in which the value is known."""
 
     def __init__(self, call_format: str, rng: np.random.Generator) -> None:
         super().__init__(call_format)
@@ -69,6 +71,8 @@ class ClumsyChaser(Chaser):
         action = super().act(observation, info)
         draw = self.rng.random()
         for mistake, probability in self.MISTAKES.items():
+            if mistake == "wrong answer" and self.value is not None:
+                probability = self.WRONG_AT_THE_END
             if draw < probability:
                 return self._blunder(mistake, action)
             draw -= probability
@@ -83,7 +87,7 @@ class ClumsyChaser(Chaser):
         if mistake == "repeat" and self.asked:
             return self.get(self.asked[int(self.rng.integers(len(self.asked)))])
         if mistake == "wrong answer":
-            return self.answer(VALUES[int(self.rng.integers(len(VALUES)))])
+            return self.answer(KEYS[int(self.rng.integers(len(KEYS)))])
         return self._note(action)
 
     def _note(self, action: str) -> str:

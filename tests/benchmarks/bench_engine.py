@@ -2,9 +2,10 @@
 
 Run: `OMP_NUM_THREADS=1 PYTHONPATH=. python tests/benchmarks/bench_engine.py [--quick]`
 
-Every generated token comes with its log-probability. Prefill, sampling and the event loop are all in the measured time, which is
-CPU time of this process on one thread. Variants take turns and the median over rounds is shown, since machines are noisy.
-`transformers` is `generate` called once per turn on the batch of whole prompts, as a loop without an engine would do it.
+Every generated token comes with its log-probability. Prefill, sampling and the event loop are all in the measured time,
+which is CPU time of this process on one thread. Variants take turns and the median over rounds is shown, since machines
+are noisy. `transformers` is `generate` called once per turn on the batch of whole prompts, as a loop without an engine
+would do it.
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ def main() -> int:
             if batch == 64:
                 verdict = f"  target {target:,}: {'met' if engine >= target else 'MISSED'}"
                 missed += engine < target
-            print(f"{hidden_size:>4} {batch:>6} {engine:>17,.0f} {other:>13,.0f} {engine / other:>7.1f}{verdict}", flush=True)
+            print(
+                f"{hidden_size:>4} {batch:>6} {engine:>17,.0f} {other:>13,.0f} {engine / other:>7.1f}{verdict}",
+                flush=True,
+            )
     return 1 if missed else 0
 
 

@@ -118,7 +118,9 @@ def test_long_prompts_in_pieces_and_small_waves_change_nothing(monkeypatch):
     decoder.prefill([row[:n] for row, n in zip(ids, (99, 50, 3), strict=True)], [0, 0, 0], [0, 1, 2])
     for i, logits in enumerate(feed(decoder, ids, [0, 1, 2], [99, 50, 3], [100, 51, 4])):
         at = (99, 50, 3)[i]
-        torch.testing.assert_close(logits[0], expected_logits(model, ids[i, : at + 1].tolist())[at], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            logits[0], expected_logits(model, ids[i, : at + 1].tolist())[at], rtol=1e-4, atol=1e-4
+        )
 
 
 def test_decoding_all_slots_in_place_equals_decoding_them_gathered():
@@ -162,7 +164,10 @@ def test_the_expected_parameter_names_and_shapes_are_those_of_the_state_dict():
         (GPT2Config(), "family 'gpt2'"),
         (Qwen2Config(**SIZES, use_sliding_window=True, max_window_layers=1), "sliding-window"),
         (LlamaConfig(**SIZES, hidden_act="gelu"), "activation 'gelu'"),
-        (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "rope type 'dynamic'"),
+        (
+            LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+            "rope type 'dynamic'",
+        ),
     ],
 )
 def test_what_the_engine_cannot_run_is_refused_with_the_way_out(config, what):

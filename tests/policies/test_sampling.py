@@ -54,13 +54,16 @@ def test_equal_logits_at_the_edge_of_top_k_rank_by_id():
 
 
 @pytest.mark.parametrize(
-    ("top_p", "support"), [(0.3, [1]), (0.41, [1, 3]), (0.69, [1, 3]), (0.75, [1, 2, 3]), (0.95, [0, 1, 2, 3]), (1e-9, [1])]
+    ("top_p", "support"),
+    [(0.3, [1]), (0.41, [1, 3]), (0.69, [1, 3]), (0.75, [1, 2, 3]), (0.95, [0, 1, 2, 3]), (1e-9, [1])],
 )
 def test_top_p_keeps_the_smallest_set_that_reaches_p(top_p, support):
     _, logprobs, kept = draw(LOGITS, [0.999], top_p=top_p)
     assert kept[0].nonzero().flatten().tolist() == support
     probabilities = LOGITS.exp()
-    assert logprobs.item() == pytest.approx(math.log(probabilities[support[-1]] / probabilities[support].sum()), abs=1e-6)
+    assert logprobs.item() == pytest.approx(
+        math.log(probabilities[support[-1]] / probabilities[support].sum()), abs=1e-6
+    )
 
 
 def test_top_p_counts_after_top_k_renormalised():
@@ -71,7 +74,15 @@ def test_top_p_counts_after_top_k_renormalised():
 
 def test_rows_with_parameters_of_their_own_draw_what_they_would_alone():
     generator = torch.Generator().manual_seed(0)
-    parameters = [(1.0, 0, 1.0), (0.7, 0, 1.0), (0.0, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.6), (0.9, 7, 0.5), (2.0, 0, 1.0)]
+    parameters = [
+        (1.0, 0, 1.0),
+        (0.7, 0, 1.0),
+        (0.0, 0, 1.0),
+        (1.3, 5, 1.0),
+        (1.0, 0, 0.6),
+        (0.9, 7, 0.5),
+        (2.0, 0, 1.0),
+    ]
     logits, uniforms = torch.randn(7, 50, generator=generator) * 3, torch.rand(7, generator=generator)
     temperature, top_k, top_p = (np.array(column) for column in zip(*parameters, strict=True))
     ids, logprobs, kept = sample(logits, uniforms, RowSampling(temperature, top_k, top_p))
@@ -81,7 +92,9 @@ def test_rows_with_parameters_of_their_own_draw_what_they_would_alone():
         assert kept[i].tolist() == (alone[2][0].tolist() if alone[2] is not None else [True] * 50)
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.6, 0, 1.0), (1.5, 4, 1.0), (1.0, 0, 0.8), (1.2, 6, 0.7)])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.6, 0, 1.0), (1.5, 4, 1.0), (1.0, 0, 0.8), (1.2, 6, 0.7)]
+)
 def test_frequencies_over_a_grid_of_uniform_numbers_equal_the_reported_probabilities(temperature, top_k, top_p):
     logits = torch.randn(12, generator=torch.Generator().manual_seed(1)) * 2
     n = 20_000

@@ -42,7 +42,15 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_random_state
 
 @pytest.mark.parametrize(
     "text",
-    ["hello", "  two  spaces ", "\r\n\t\x00\x7f", "naïve 日本語 🙂", "user users <|im_start|>tool\n<|im_end|>", "a \u0301 e\u0301 .", ""],
+    [
+        "hello",
+        "  two  spaces ",
+        "\r\n\t\x00\x7f",
+        "naïve 日本語 🙂",
+        "user users <|im_start|>tool\n<|im_end|>",
+        "a \u0301 e\u0301 .",
+        "",
+    ],
 )
 def test_every_text_decodes_to_itself(folder, text):
     tokenizer = load_tokenizer(folder)
@@ -110,7 +118,7 @@ def test_a_folder_without_tokenizer_is_named(copy):
 def test_tokenizer_ids_outside_the_models_vocabulary_are_a_vocabulary_mismatch(copy):
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"vocab_size": 262}))
-    with pytest.raises(ModelError, match="Vocabulary mismatch.*up to 262.*vocab_size is 262"):
+    with pytest.raises(ModelError, match=r"Vocabulary mismatch.*up to 262.*vocab_size is 262"):
         load_tokenizer(copy)
 
 

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from envgym.errors import ModelError, WeightSyncError
+from envgym.policies import torch_policy
 from envgym.policies.base import Policy
 from envgym.policies.engine import Engine
 from envgym.policies.tiny_model import create_model
@@ -55,7 +56,10 @@ async def play(policy, seed, sampling, *, turns=4, session=None, delays=None):
 async def play_all(policy, seeds, sampling, **settings):
     sessions = [policy.open_session(seed=seed) for seed in seeds]
     return await asyncio.gather(
-        *[play(policy, seed, sampling, session=session, **settings) for seed, session in zip(seeds, sessions, strict=True)]
+        *[
+            play(policy, seed, sampling, session=session, **settings)
+            for seed, session in zip(seeds, sessions, strict=True)
+        ]
     )
 
 
@@ -106,9 +110,15 @@ def test_multi_turn_logprobs_equal_those_of_transformers(name, deterministic):
 def test_a_llama_model_works_too():
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3,
-        max_position_embeddings=CONTEXT, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+    )
     model = AutoModelForCausalLM.from_config(config).float().eval()
     sampling = SamplingParams(max_new_tokens=9)
     assert_logprobs_are_those_of(model, run(TorchPolicy(model), range(4), sampling), sampling)
@@ -135,9 +145,12 @@ def test_greedy_turns_on_a_kept_cache_equal_turns_from_nothing():
 def test_a_turn_computes_only_what_its_prompt_adds(monkeypatch):
     policy, computed = TorchPolicy(MODEL), []
     prefill = policy._engine.decoder.prefill
-    monkeypatch.setattr(
-        policy._engine.decoder, "prefill", lambda t, starts, slots: (computed.extend(map(len, t)), prefill(t, starts, slots))[1]
-    )
+
+    def spy(tokens, starts, slots):
+        computed.extend(map(len, tokens))
+        prefill(tokens, starts, slots)
+
+    monkeypatch.setattr(policy._engine.decoder, "prefill", spy)
 
     async def main():
         session = policy.open_session(seed=0)
@@ -145,7 +158,10 @@ def test_a_turn_computes_only_what_its_prompt_adds(monkeypatch):
         await policy.generate([1] * 30 + [*first.token_ids, 2, 3], SamplingParams(max_new_tokens=5), session=session)
 
     asyncio.run(main())
-    assert computed == [29, 2]  # the last token of a prompt is fed like a sampled one; the last sampled one was never fed
+    assert computed == [
+        29,
+        2,
+    ]  # the last token of a prompt is fed like a sampled one; the last sampled one was never fed
 
 
 def test_a_prompt_that_diverges_from_the_cache_is_right():
@@ -196,7 +212,9 @@ def test_idle_sessions_lose_their_slot_least_recently_used_first_and_come_back_r
 def test_deterministic_mode_draws_the_same_bits_whatever_the_timing():
     sampling = SamplingParams(max_new_tokens=9, stop_token_ids=(3, 5, 7, 9, 11))
     want = run(TorchPolicy(MODEL, max_concurrency=4), range(9), sampling)
-    assert len({len(completion.token_ids) for played in want for _, completion in played}) > 3, "turns should vary in length"
+    assert len({len(completion.token_ids) for played in want for _, completion in played}) > 3, (
+        "turns should vary in length"
+    )
     for attempt in range(4):
         shuffled = list(range(9))
         random.Random(attempt).shuffle(shuffled)
@@ -229,6 +247,23 @@ def test_deterministic_mode_waits_for_a_session_whose_environment_is_stepping_an
     asyncio.run(main())
 
 
+def test_a_session_that_holds_up_the_others_is_named_in_the_log(monkeypatch, caplog):
+    monkeypatch.setattr(torch_policy, "_STALL_S", 0.02)
+    policy = TorchPolicy(MODEL)
+
+    async def main():
+        forgotten, ready = policy.open_session(seed=0), policy.open_session(seed=1)
+        turn = asyncio.create_task(policy.generate([1], SamplingParams(max_new_tokens=3), session=ready))
+        await asyncio.sleep(0.05)
+        policy.close_session(forgotten)
+        await turn
+        return forgotten
+
+    forgotten = asyncio.run(main())
+    (record,) = caplog.records
+    assert f"session {forgotten} " in record.getMessage() and "close" in record.getMessage()
+
+
 def test_other_mode_does_not_wait():
     policy = TorchPolicy(MODEL, deterministic=False)
 
@@ -244,7 +279,9 @@ def test_other_coroutines_run_between_steps():
     policy = TorchPolicy(MODEL)
 
     async def main():
-        turn = asyncio.create_task(policy.generate([1], SamplingParams(max_new_tokens=40), session=policy.open_session(seed=0)))
+        turn = asyncio.create_task(
+            policy.generate([1], SamplingParams(max_new_tokens=40), session=policy.open_session(seed=0))
+        )
         laps = 0
         while not turn.done():
             await asyncio.sleep(0)
@@ -254,15 +291,15 @@ def test_other_coroutines_run_between_steps():
     assert asyncio.run(main()) >= 40
 
 
-def generate(policy, prompt, sampling):
-    async def main():
-        session = policy.open_session(seed=3)
-        try:
-            return await asyncio.wait_for(policy.generate(prompt, sampling, session=session), 10)
-        finally:
-            policy.close_session(session)
+async def generate_and_close(policy, prompt, sampling, session):
+    try:
+        return await asyncio.wait_for(policy.generate(prompt, sampling, session=session), 10)
+    finally:
+        policy.close_session(session)
 
-    return asyncio.run(main())
+
+def generate(policy, prompt, sampling):
+    return asyncio.run(generate_and_close(policy, prompt, sampling, policy.open_session(seed=3)))
 
 
 def test_finish_reasons():
@@ -279,7 +316,9 @@ def test_finish_reasons():
     assert full.finish_reason == "context" and len(full.token_ids) == 5
     exact = generate(policy, [1] * (CONTEXT - 5), SamplingParams(max_new_tokens=5))
     assert exact.finish_reason == "length"
-    assert_logprobs_are_those_of(MODEL, [[([1, 2], free), ([1, 2], stopped), ([1] * (CONTEXT - 5), full)] * 2], SamplingParams())
+    assert_logprobs_are_those_of(
+        MODEL, [[([1, 2], free), ([1, 2], stopped), ([1] * (CONTEXT - 5), full)] * 2], SamplingParams()
+    )
 
 
 def test_a_context_shorter_than_the_models_ends_the_turn():
@@ -343,14 +382,14 @@ def test_cancelling_a_turn_frees_its_row_and_the_session_goes_on(after):
     async def main():
         session, other = policy.open_session(seed=0), policy.open_session(seed=1)
         turn = asyncio.create_task(policy.generate([1, 2, 3], sampling, session=session))
-        queued = asyncio.create_task(policy.generate([4], sampling, session=other))
+        queued = asyncio.create_task(generate_and_close(policy, [4], sampling, other))
         for _ in range(after + 1):
             await asyncio.sleep(0)
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
-        again = asyncio.create_task(policy.generate([1, 2, 3, 4], sampling, session=session))
-        return [[([4], await queued), ([1, 2, 3, 4], await again)]]
+        again = await generate_and_close(policy, [1, 2, 3, 4], sampling, session)
+        return [[([1, 2, 3, 4], again), ([4], await queued)]]
 
     assert_logprobs_are_those_of(MODEL, asyncio.run(asyncio.wait_for(main(), 10)), sampling)
 
@@ -373,8 +412,8 @@ def test_an_error_in_a_step_fails_all_turns_instead_of_hanging_and_the_policy_re
         turns = [policy.generate([1, 2], sampling, session=session) for session in sessions]
         failed = await asyncio.wait_for(asyncio.gather(*turns, return_exceptions=True), 10)
         assert [str(error) for error in failed] == ["out of memory"] * 3
-        turns = [policy.generate([1, 2], SamplingParams(max_new_tokens=20), session=session) for session in sessions]
-        return [[([1, 2], completion) for completion in await asyncio.wait_for(asyncio.gather(*turns), 10)]]
+        turns = [play(policy, seed, sampling, session=session) for seed, session in enumerate(sessions)]
+        return await asyncio.wait_for(asyncio.gather(*turns), 10)
 
     assert_logprobs_are_those_of(MODEL, asyncio.run(main()), sampling)
 
