@@ -56,7 +56,7 @@ class Player(ABC):
         """Tokens of the last observation, rendered as the next prompt would be; empty for players without tokens."""
         return ()
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most players hold nothing
         """Frees what the episode held. Called once, also after a failure."""
 
 

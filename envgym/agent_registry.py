@@ -22,7 +22,10 @@ BUILTIN = {
 }
 """Name of an agent and where its factory is; imported when first made."""
 
-FOLDERS: dict[str, str] = {}
+FOLDERS = {
+    "metrics.jsonl": "envgym.agents.trained:agent_from_run",
+    "tokenizer.json": "envgym.agents.trained:agent_from_model",
+}
 """File that marks a kind of folder, and where the factory is that makes an agent from the folder's path."""
 
 

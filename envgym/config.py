@@ -24,7 +24,9 @@ class NewModel(Section):
     num_kv_heads: int = Field(2, ge=1, description="Key and value heads; divides num_heads.")
     head_dim: int | None = Field(None, ge=2, description="Size of one head, even; None is hidden_size / num_heads.")
     context_length: int = Field(512, ge=32, description="Most tokens of an episode.")
-    words: tuple[str, ...] = Field((), description="Words that are one token each beside the bytes, for example tool names.")
+    words: tuple[str, ...] = Field(
+        (), description="Words that are one token each beside the bytes, for example tool names."
+    )
 
 
 class FolderModel(Section):
@@ -38,7 +40,9 @@ class EnvConfig(Section):
     """What is trained on."""
 
     id: str = Field(description="Id of a registered environment.")
-    max_turns: int | None = Field(None, ge=1, description="Turn limit of training episodes; None keeps the registered one.")
+    max_turns: int | None = Field(
+        None, ge=1, description="Turn limit of training episodes; None keeps the registered one."
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the environment's constructor.")
 
 
@@ -46,7 +50,9 @@ class RolloutConfig(Section):
     """How episodes are collected."""
 
     episodes_per_iteration: int = Field(128, ge=1, description="Episodes of one iteration on all ranks together.")
-    max_turn_tokens: int = Field(256, ge=1, description="Most sampled tokens of one turn; a turn that reaches it is cut.")
+    max_turn_tokens: int = Field(
+        256, ge=1, description="Most sampled tokens of one turn; a turn that reaches it is cut."
+    )
     temperature: float = Field(1.0, gt=0, description="Divides the logits, in sampling and in the learner.")
     top_k: int = Field(0, ge=0, description="Keep the k most probable tokens; 0 keeps all.")
     top_p: float = Field(1.0, gt=0, le=1, description="Keep the most probable tokens up to this probability.")
@@ -66,14 +72,18 @@ class WarmStartConfig(Section):
     num_episodes: int = Field(6000, ge=1, description="Trajectories to collect on all ranks together.")
     num_epochs: int = Field(1, ge=1, description="Passes over them.")
     batch_episodes: int = Field(64, ge=1, description="Trajectories of one update on all ranks together.")
-    learning_rate: float = Field(2e-3, ge=0, description="Peak; linear warm-up over 5 % of the updates, then cosine to a tenth.")
+    learning_rate: float = Field(
+        2e-3, ge=0, description="Peak; linear warm-up over 5 % of the updates, then cosine to a tenth."
+    )
 
 
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
 
     learning_rate: float = Field(1e-6, ge=0, description="Peak learning rate (VAPO: actor 1e-6, critic 2e-6).")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay over the run after warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Decay over the run after warm-up."
+    )
     warmup_updates: int = Field(0, ge=0, description="Updates of linear warm-up.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
@@ -85,11 +95,15 @@ class AdvantageConfig(Section):
     """From rewards and values to advantages and value targets."""
 
     gamma: float = Field(1.0, ge=0, le=1, description="Discount.")
-    discount_per: Literal["turn", "token"] = Field("turn", description="Where gamma applies; per turn spares wordy turns.")
+    discount_per: Literal["turn", "token"] = Field(
+        "turn", description="Where gamma applies; per turn spares wordy turns."
+    )
     gae_lambda_policy: float = Field(0.95, ge=0, le=1, description="Lambda of the policy's advantages.")
     gae_lambda_value: float = Field(1.0, ge=0, le=1, description="Lambda of the critic's targets (VC-PPO: 1).")
     gae_length_alpha: float | None = Field(
-        None, gt=0, description="Length-adaptive policy lambda 1 - 1/(alpha*l) (VAPO: .05); None uses gae_lambda_policy."
+        None,
+        gt=0,
+        description="Length-adaptive policy lambda 1 - 1/(alpha*l) (VAPO: .05); None uses gae_lambda_policy.",
     )
     gae_lambda_min: float = Field(0.0, ge=0, le=1, description="Floor of the length-adaptive lambda.")
     whiten: Literal["batch", "minibatch", "none"] = Field("batch", description="Scope of advantage whitening.")
@@ -116,7 +130,9 @@ class ValuePretrainingConfig(Section):
     """Critic-only iterations at the start, on Monte-Carlo returns of the frozen policy (VC-PPO)."""
 
     max_iterations: int = Field(10, ge=1, description="Most iterations to spend.")
-    explained_variance: float = Field(0.5, le=1, description="Stop once the critic explains this share of the variance.")
+    explained_variance: float = Field(
+        0.5, le=1, description="Stop once the critic explains this share of the variance."
+    )
 
 
 class CriticConfig(Section):
@@ -143,7 +159,9 @@ class UpdateConfig(Section):
     num_epochs: int = Field(2, ge=1, description="Passes over the batch.")
     num_minibatches: int = Field(4, ge=1, description="Optimizer updates of one pass.")
     max_microbatch_tokens: int = Field(16_384, ge=1, description="Most padded tokens of one forward pass on a rank.")
-    target_kl: float | None = Field(None, gt=0, description="Stop the passes once KL(proximal || current) exceeds this.")
+    target_kl: float | None = Field(
+        None, gt=0, description="Stop the passes once KL(proximal || current) exceeds this."
+    )
 
 
 class EvaluationConfig(Section):
@@ -151,7 +169,9 @@ class EvaluationConfig(Section):
 
     episodes: int = Field(256, ge=1, description="Episodes of each kind of play.")
     every: int | None = Field(None, ge=1, description="Evaluate every so many iterations as well.")
-    max_turns: int | None = Field(None, ge=1, description="Turn limit of evaluation episodes; None keeps the registered one.")
+    max_turns: int | None = Field(
+        None, ge=1, description="Turn limit of evaluation episodes; None keeps the registered one."
+    )
 
 
 class CheckpointConfig(Section):
@@ -176,9 +196,13 @@ class TrainConfig(Section):
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything random in the run.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Auto takes CUDA where there is some.")
     dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="Type of the trained weights.")
-    torch_threads: int | None = Field(None, ge=1, description="Threads of torch in each process; 1 is fastest for small models.")
+    torch_threads: int | None = Field(
+        None, ge=1, description="Threads of torch in each process; 1 is fastest for small models."
+    )
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    warm_start: WarmStartConfig | None = Field(None, description="Supervised start; None begins with the model as it is.")
+    warm_start: WarmStartConfig | None = Field(
+        None, description="Supervised start; None begins with the model as it is."
+    )
     actor: OptimizerConfig = Field(default_factory=OptimizerConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
     advantages: AdvantageConfig = Field(default_factory=AdvantageConfig)

@@ -141,7 +141,7 @@ class TextEnv(gymnasium.Env[str, str]):
         terminal_limits: Limits that belong to the task: reaching one terminates the episode instead of truncating it.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - no ClassVar in Gymnasium either
     system_prompt: ClassVar[str] = ""
     tools: ClassVar[tuple[Any, ...]] = ()
     max_turns: ClassVar[int | None] = None

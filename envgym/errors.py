@@ -1,7 +1,7 @@
 """Errors that envgym raises for anything but the caller's own input.
 
-A mistake in what the caller passed is a `ValueError` (errors that are both say so). A policy's mistakes are observations and a limit
-reached is a truncation: neither is an exception.
+A mistake in what the caller passed is a `ValueError` (errors that are both say so). A policy's mistakes are
+observations and a limit reached is a truncation: neither is an exception.
 """
 
 
@@ -18,7 +18,7 @@ class EpisodeOrderError(EnvGymError):
 
 
 class UnplayableError(EnvGymError, ValueError):
-    """An agent cannot play an environment at all, for example because its context does not even hold the first prompt."""
+    """An agent cannot play an environment at all, for example because the first prompt is longer than its context."""
 
 
 class RewardError(EnvGymError):

@@ -50,9 +50,10 @@ class Renderer(Protocol):
 
 
 class ChatMLRenderer:
-    """Plain ChatML (`<|im_start|>role`, newline, content, `<|im_end|>`, newline), as SmolLM2 and this library's small models use it.
+    """Plain ChatML, as SmolLM2 and this library's small models use it.
 
-    Text from outside never becomes a control token: `<|im_end|>` inside an observation is tokenised as its characters.
+    A message is `<|im_start|>role`, newline, content, `<|im_end|>`, newline. Text from outside never becomes a control
+    token: `<|im_end|>` inside an observation is tokenised as its characters.
 
     Args:
         tokenizer: A fast Hugging Face tokenizer with the tokens `<|im_start|>` and `<|im_end|>`.
@@ -65,7 +66,9 @@ class ChatMLRenderer:
         vocabulary = tokenizer.get_vocab()
         for token in ("<|im_start|>", "<|im_end|>"):
             if token not in vocabulary:
-                raise ModelError(f"the tokenizer has no token {token!r}, so its chats are not ChatML; name another renderer")
+                raise ModelError(
+                    f"the tokenizer has no token {token!r}, so its chats are not ChatML; name another renderer"
+                )
         self._start: int = vocabulary["<|im_start|>"]
         self._end: int = vocabulary["<|im_end|>"]
         self._tokenizer = tokenizer
@@ -97,7 +100,7 @@ class ChatMLRenderer:
 
     def extend(self, prompt_ids: list[int], action_ids: Sequence[int], observation: str, role: str) -> list[int]:
         close = [] if action_ids and action_ids[-1] == self._end else [self._end]
-        return close + [*self._encode("\n")] + self._message(role, observation) + self._header()
+        return [*close, *self._encode("\n"), *self._message(role, observation), *self._header()]
 
     def action_ids(self, text: str) -> list[int]:
         return [*self._encode(text), self._end]
@@ -130,8 +133,9 @@ class PackageRenderer:
         config = AutoRendererConfig() if name == "auto" else config_from_name(name)
         self._renderer = renderers.create_renderer(tokenizer, config)
         if isinstance(getattr(self._renderer, "config", None), DefaultRendererConfig):
+            model = getattr(tokenizer, "name_or_path", "this model")
             raise ModelError(
-                f"the renderers package has no append-only format for {getattr(tokenizer, 'name_or_path', 'this model')!r}; "
+                f"the renderers package has no append-only format for {model!r}; "
                 "use renderer='chatml' if the model speaks ChatML"
             )
         self._tokenizer = tokenizer

@@ -37,7 +37,9 @@ class RunFolder:
         """
         path = config.run_dir
         if (path / CONFIG).is_file():
-            raise ValueError(f"'{path}' already holds a run; continue it with resume=True (--resume) or choose another run_dir")
+            raise ValueError(
+                f"'{path}' already holds a run; continue it with resume=True (--resume) or choose another run_dir"
+            )
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ValueError(f"'{path}' is not an empty folder; choose another run_dir")
         path.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from envgym.learner.export import export_model
 from envgym.learner.learner import Learner
 from envgym.learner.samples import Sample, make_sample
 from envgym.learner.sharding import is_main, pick_device, process_group
-from envgym.policies.model_folder import load_model, load_tokenizer
+from envgym.model_folder import load_model, load_tokenizer
 from envgym.policies.tiny_model import create_model
 from envgym.policies.torch_policy import TorchPolicy
 from envgym.progress import Phase, ProgressDisplay
@@ -32,7 +32,7 @@ from envgym.rendering import make_renderer
 from envgym.rollout.collector import Collection, Collector, EpisodeRequest
 from envgym.rollout.seeds import training_requests
 from envgym.rollout.tokenising import tokenise
-from envgym.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, RunFolder
+from envgym.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, RunFolder, read_config
 from envgym.types import SamplingParams, Trajectory
 from envgym.weight_sync.buckets import push_weights
 
@@ -90,6 +90,28 @@ def train(config: TrainConfig, *, resume: bool = False, progress: bool = True) -
                 return trainer.run()
             finally:
                 trainer.close()
+
+
+def export_run(run_dir: Path) -> Path:
+    """Writes the policy of a run's newest checkpoint as its model folder, for a run that was not finished.
+
+    Args:
+        run_dir: The run.
+
+    Returns:
+        The model folder.
+
+    Raises:
+        CheckpointError: The folder holds no run, or the run no checkpoint.
+    """
+    config = read_config(run_dir)
+    device = pick_device(config.device)
+    checkpoint = latest_checkpoint(config.run_dir / CHECKPOINTS)
+    initial = config.run_dir / INITIAL_MODEL if isinstance(config.model, NewModel) else config.model.path
+    with process_group(device) as mesh:
+        learner = Learner(load_model(initial, getattr(torch, config.dtype)), config, mesh=mesh, device=device)
+        load_checkpoint(checkpoint, learner)
+        return export_model(config.run_dir / MODEL, learner, load_tokenizer(initial))
 
 
 @contextmanager
@@ -334,12 +356,13 @@ class Trainer:
         """Writes all ranks' episodes in order and returns their metrics, on every rank."""
         indexed = [(index, trajectory) for (index, _), trajectory in zip(requests, collected.trajectories, strict=True)]
         trajectories, failed = self._gather(indexed, collected.failed)
-        if not is_main():
-            return {}
-        assert self.folder is not None
-        self.folder.record([*trajectories, *failed])
-        report = summarise(self.config.env.id, "policy", [*trajectories, *failed])
-        return {f"episode/{name}": value for name, value in report.metrics().items()}
+        shared: list[Any] = [None]
+        if self.folder is not None:
+            self.folder.record([*trajectories, *failed])
+            report = summarise(self.config.env.id, "policy", [*trajectories, *failed])
+            shared = [{f"episode/{name}": value for name, value in report.metrics().items()}]
+        dist.broadcast_object_list(shared, src=0)
+        return shared[0]
 
     def _gather(
         self, indexed: Sequence[tuple[int, Trajectory]], failed: Sequence[Trajectory]

@@ -238,7 +238,9 @@ class Trajectory:
         try:
             return json.dumps(dataclasses.asdict(self), separators=(",", ":"), allow_nan=False)
         except TypeError as error:
-            raise ValueError(f"the trajectory of {self.env_id} (seed {self.seed}) is not JSON-serialisable: {error}") from error
+            raise ValueError(
+                f"the trajectory of {self.env_id} (seed {self.seed}) is not JSON-serialisable: {error}"
+            ) from error
 
     @classmethod
     def from_json(cls, line: str) -> Trajectory:

@@ -61,7 +61,9 @@ def evaluate(
             for task in range(episodes)
             for attempt in range(attempts)
         ]
-        trajectories = play(agent, env_id, requests, concurrency=concurrency, max_turns=max_turns, on_episode=on_episode)
+        trajectories = play(
+            agent, env_id, requests, concurrency=concurrency, max_turns=max_turns, on_episode=on_episode
+        )
         reports[env_id] = summarise(env_id, agent.name, trajectories)
     return reports
 

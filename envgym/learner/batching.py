@@ -45,7 +45,9 @@ def plan_batch(lengths: Sequence[int], *, num_minibatches: int, num_ranks: int, 
     """
     num_samples = len(lengths)
     if num_samples < num_minibatches:
-        raise ValueError(f"{num_samples} episodes cannot fill {num_minibatches} minibatches; collect more or ask for fewer")
+        raise ValueError(
+            f"{num_samples} episodes cannot fill {num_minibatches} minibatches; collect more or ask for fewer"
+        )
     order = np.random.default_rng(seed).permutation(num_samples)
     minibatch = np.empty(num_samples, dtype=np.int64)
     rank = np.empty(num_samples, dtype=np.int64)

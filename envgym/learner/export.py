@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from envgym.learner.learner import Learner
 from envgym.learner.sharding import is_main
-from envgym.policies.model_folder import quiet
+from envgym.model_folder import quiet
 from envgym.weight_sync.buckets import weight_buckets
 
 

@@ -31,8 +31,8 @@ from envgym.learner.whitening import whiten
 class Learner:
     """Holds actor, critic and reference, and turns batches of samples into updates.
 
-    Every method that takes samples or a batch is a collective: all ranks call it, with whatever they have. The result of
-    an update does not depend on the number of ranks or on the size of micro-batches.
+    Every method that takes samples or a batch is a collective: all ranks call it, with whatever they have. The result
+    of an update does not depend on the number of ranks or on the size of micro-batches.
 
     Args:
         lm: The Hugging Face causal language model to train; equal on every rank.
@@ -51,7 +51,7 @@ class Learner:
         frozen = copy.deepcopy(lm) if config.kl is not None else None
         self.actor = shard(Actor(lm), lm.model.layers, mesh)
         self.critic = shard(Critic(trunk, lm.config.hidden_size).to(device), trunk.layers, mesh)
-        self.reference = None
+        self.reference: Actor | None = None
         if frozen is not None:
             self.reference = shard(Actor(frozen), frozen.model.layers, mesh).requires_grad_(False)
         self.kl = None
@@ -248,7 +248,7 @@ class Learner:
         return reduced
 
     def _importance_weights(self, batch: Batch) -> Tensor | None:
-        """Weights for the gap between the probabilities that sampled and the trainer's, [B, T]; None where switched off."""
+        """Weights for the gap between the sampling probabilities and the trainer's, [B, T]; None where switched off."""
         config = self.config.policy_loss
         if config.importance == "none":
             return None

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from envgym.learner.sharding import assign
+
 HEAD_CHUNK_ELEMENTS = 2**25
-"""Logits held at once (tokens times vocabulary); more tokens are scored in chunks whose logits are recomputed backwards."""
+"""Logits held at once (tokens times vocabulary); more tokens are scored in chunks, recomputed in the backward pass."""
 
 
 class Actor(nn.Module):
@@ -24,7 +26,7 @@ class Actor(nn.Module):
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
-        self.lm = lm
+        self.lm: Any = lm
 
     def forward(
         self,
@@ -101,7 +103,7 @@ class Critic(nn.Module):
 
     def __init__(self, trunk: Any, hidden_size: int) -> None:
         super().__init__()
-        self.trunk = trunk
+        self.trunk: Any = trunk
         self.head = nn.Linear(hidden_size, 1, bias=False, dtype=next(trunk.parameters()).dtype)
         nn.init.zeros_(self.head.weight)
 
@@ -119,7 +121,7 @@ class Critic(nn.Module):
             generator = torch.Generator().manual_seed(seed)
             row = torch.empty(self.head.weight.shape)
             nn.init.orthogonal_(row, generator=generator)
-            self.head.weight.copy_(row)
+            assign(self.head.weight, row)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """The value of every state: entry t is V after token t.

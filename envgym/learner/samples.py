@@ -63,9 +63,13 @@ def make_sample(trajectory: Trajectory, index: int) -> Sample:
         raise ValueError(f"{where} failed ({trajectory.failure}); leave failed episodes out of the batch")
     ids, mask = trajectory.token_stream()
     if not any(mask):
-        raise ValueError(f"{where} has no action token, so there is nothing to train on; did an agent without tokens play it?")
+        raise ValueError(
+            f"{where} has no action token, so there is nothing to train on; did an agent without tokens play it?"
+        )
     if ids and mask[0]:
-        raise ValueError(f"{where} begins with a sampled token, whose state has no token to be valued at; give it a prompt")
+        raise ValueError(
+            f"{where} begins with a sampled token, whose state has no token to be valued at; give it a prompt"
+        )
     logprobs = np.zeros(len(ids))
     turn_ids = np.zeros(len(ids), dtype=np.int64)
     position = 0

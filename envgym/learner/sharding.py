@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def pick_device(name: str) -> torch.device:
@@ -50,7 +53,7 @@ def process_group(device: torch.device) -> Iterator[DeviceMesh]:
             dist.destroy_process_group()
 
 
-def shard(module: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh) -> nn.Module:
+def shard(module: M, layers: nn.ModuleList, mesh: DeviceMesh) -> M:
     """Shards the parameters of a module over the mesh, each decoder layer as a unit and the rest as one.
 
     Args:
@@ -60,18 +63,29 @@ def shard(module: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh) -> nn.Modu
     """
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    root = fully_shard(module, mesh=mesh, reshard_after_forward=True)
-    for unit in root.modules():
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for unit in module.modules():
         if isinstance(unit, FSDPModule):
             # Losses carry global denominators, so gradients are summed over the ranks, not averaged.
+            # A plain sum, since gloo knows no pre-multiplied one.
             unit.set_gradient_divide_factor(1.0)
-    return root
+            unit.set_force_sum_reduction_for_comms(True)
+    return module
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a sharded tensor, on every rank; a collective."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assign(parameter: Tensor, whole: Tensor) -> None:
+    """Sets a (sharded) parameter to a tensor that every rank holds whole; a collective."""
+    with torch.no_grad():
+        whole = whole.to(parameter.device, parameter.dtype)
+        if isinstance(parameter, DTensor):
+            whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+        parameter.copy_(whole)
 
 
 def copy_parameters(source: nn.Module, target: nn.Module) -> None:

@@ -30,7 +30,12 @@ def batch_metrics(batch: Batch, device: torch.device) -> dict[str, float]:
     mask = batch.action_mask
     metrics = _explained_variance(batch)
     sums = MetricSums(device)
-    sums.add({f"mismatch_{k}": v for k, v in mismatch_metrics(batch.proximal_logprobs, batch.behavior_logprobs, mask).items()})
+    sums.add(
+        {
+            f"mismatch_{k}": v
+            for k, v in mismatch_metrics(batch.proximal_logprobs, batch.behavior_logprobs, mask).items()
+        }
+    )
     count = mask.sum()
     sums.add(
         {
@@ -63,7 +68,9 @@ def batch_metrics(batch: Batch, device: torch.device) -> dict[str, float]:
 
 
 def _explained_variance(batch: Batch) -> dict[str, float]:
-    endings = torch.tensor([ENDINGS.index(s.ending) for s in batch.samples], dtype=torch.int64, device=batch.lengths.device)
+    endings = torch.tensor(
+        [ENDINGS.index(s.ending) for s in batch.samples], dtype=torch.int64, device=batch.lengths.device
+    )
     turns = batch.turn_ids.clamp(max=MAX_TURN_GROUPS - 1)
     groupings: list[tuple[list[str], Tensor | None]] = [
         ([""], None),

@@ -12,8 +12,8 @@ from envgym.types import Completion, SamplingParams
 class Policy(Protocol):
     """Samples continuations of token sequences, for many episodes at once.
 
-    A *session* is one episode seen from the policy: it keeps the episode's random stream and, in the embedded engine, the
-    cache of its tokens from turn to turn; served policies route by it.
+    A *session* is one episode seen from the policy: it keeps the episode's random stream and, in the embedded engine,
+    the cache of its tokens from turn to turn; served policies route by it.
     """
 
     @property

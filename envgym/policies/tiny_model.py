@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from envgym.errors import ModelError
-from envgym.policies.model_folder import quiet
+from envgym.model_folder import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -56,8 +56,8 @@ def create_model(
         intermediate_size: Width of the gated MLP; `3 * hidden_size` when None.
         head_dim: Size of one head, even; `hidden_size / num_heads` when None.
         context_length: Most tokens of a sequence (`max_position_embeddings`).
-        words: Words that become one token each, for example the names of an environment's tools: shorter turns, and less
-            for a small model to learn.
+        words: Words that become one token each, for example the names of an environment's tools: shorter turns, and
+            less for a small model to learn.
         rope_theta: Base of the rotary position frequencies.
         initializer_range: Standard deviation of the initial weights; sqrt(2 / (5 * hidden_size)) when None (Nguyen and
             Salazar, 1910.05895). The 0.02 that large models use is far too small at these widths: copying a word
@@ -134,7 +134,9 @@ def byte_tokenizer(*, context_length: int = 1024, words: Sequence[str] = ()) -> 
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([ENDOFTEXT, IM_START, IM_END])
-    backend.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in dict.fromkeys((*ROLE_WORDS, *words))])
+    backend.add_tokens(
+        [AddedToken(word, single_word=True, normalized=False) for word in dict.fromkeys((*ROLE_WORDS, *words))]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=ENDOFTEXT,

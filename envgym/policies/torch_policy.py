@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from envgym.errors import WeightSyncError
+from envgym.model_folder import load_model
 from envgym.policies.decoder import Decoder
 from envgym.policies.decoder_weights import DecoderShape, fuse
 from envgym.policies.engine import Engine
-from envgym.policies.model_folder import load_model
 from envgym.policies.sessions import Request, Session, UniformStream, shared_prefix
 from envgym.types import Completion, SamplingParams
 

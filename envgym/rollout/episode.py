@@ -127,8 +127,7 @@ async def _play(
             if inspect.isawaitable(reply):
                 reply = await reply
         except PromptTooLong as overflow:
-            reason = TruncationReason.CONTEXT_OVERFLOW
-            ending = _cut(reason, terminal_limits, info)
+            ending = _cut(TruncationReason.CONTEXT_OVERFLOW, terminal_limits, info)
             return record.ended(
                 **ending,
                 final_observation=observation,
@@ -250,7 +249,7 @@ class FunctionAgent(Agent):
         if not callable(function):
             raise ValueError(f"an agent is an envgym Agent or a function of an observation, got {function!r}")
         self.function = function
-        self.name = name or getattr(function, "__name__", "function")
+        self.name = name or str(getattr(function, "__name__", "function"))
 
     def start(self, env: TextEnv, *, seed: int) -> Player:
         return _FunctionPlayer(self.function)

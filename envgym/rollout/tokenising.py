@@ -7,7 +7,7 @@ from typing import Any
 
 from envgym.env import TextEnv
 from envgym.rendering import Renderer, tools_for
-from envgym.types import Trajectory
+from envgym.types import Trajectory, Turn
 
 
 def tokenise(trajectory: Trajectory, env: TextEnv, renderer: Renderer) -> Trajectory:
@@ -25,7 +25,7 @@ def tokenise(trajectory: Trajectory, env: TextEnv, renderer: Renderer) -> Trajec
     base: Any = env.unwrapped
     prompt_ids: list[int] = []
     action_ids: list[int] = []
-    turns = []
+    turns: list[Turn] = []
     for turn in trajectory.turns:
         if not turns:
             new_ids = renderer.start(base.system_prompt, tools_for(env), turn.observation, turn.role)

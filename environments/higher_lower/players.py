@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from envgym.environments.higher_lower.environment import HIGH, LOW
 
 from envgym.agent import Player
+from envgym.environments.higher_lower.environment import HIGH, LOW
 
 
 class Bisector(Player):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from envgym.environments.pointer_chase.environment import KEYS, replace_character
 
 from envgym.agent import Player
+from envgym.environments.pointer_chase.environment import KEYS, replace_character
 from envgym.tools import format_call
 
 _START = re.compile(r"start (\w\d)")

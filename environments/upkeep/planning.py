@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+
 from envgym.environments.upkeep.environment import ACTIONS, GROW, MAX_SOIL, MAX_WEEDS, SPROUT, WEAR, crop_yield
 
 NUM_STATES = (MAX_SOIL + 1) * (MAX_WEEDS + 1)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from envgym.environments.upkeep.environment import ACTIONS
-from envgym.environments.upkeep.planning import optimal_policy, state_index
 
 from envgym.agent import Player
+from envgym.environments.upkeep.environment import ACTIONS
+from envgym.environments.upkeep.planning import optimal_policy, state_index
 
 _STATE = re.compile(r"soil (\d) weeds (\d)")
 

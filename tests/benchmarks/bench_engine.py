@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from envgym.policies.model_folder import load_model
+from envgym.model_folder import load_model
 from envgym.policies.tiny_model import create_model
 from envgym.policies.torch_policy import TorchPolicy
 from envgym.types import SamplingParams

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from envgym.environments.higher_lower import HigherLower
 
 import envgym
+from envgym.environments.higher_lower import HigherLower
 
 
 def with_secret(secret):

@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 import pytest
-from envgym.environments.pointer_chase import PointerChase
 
 import envgym
+from envgym.environments.pointer_chase import PointerChase
 from envgym.tools import format_call
 
 

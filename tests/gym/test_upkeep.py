@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+
+import envgym
 from envgym.environments.upkeep import Upkeep
 from envgym.environments.upkeep.environment import ACTIONS
 from envgym.environments.upkeep.planning import (
@@ -12,8 +14,6 @@ from envgym.environments.upkeep.planning import (
     truncation_blind_policy,
 )
 from envgym.environments.upkeep.players import TablePlayer
-
-import envgym
 
 
 def state(observation):

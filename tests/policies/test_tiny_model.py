@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from envgym.errors import ModelError
-from envgym.policies.model_folder import load_model, load_tokenizer
+from envgym.model_folder import load_model, load_tokenizer
 from envgym.policies.tiny_model import create_model
 
 

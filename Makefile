@@ -1,0 +1,47 @@
+# Everything runs in the project's own environment, .venv. `make help` lists the targets.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/installed
+TYPING := build/typing
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test test-fast lint bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(STAMP) ## make .venv and install envgym with its development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
+	touch $(STAMP)
+
+quickstart: install ## train a small policy and show it before and after
+	$(BIN)/envgym quickstart
+
+# One thread per process: the tests start several processes, and small models gain nothing from more.
+test test-fast: export OMP_NUM_THREADS := 1
+
+test: install lint ## style, types and all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: install ## the tests that take seconds
+	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+# mypy does not follow the mapping in pyproject.toml that puts environments/ and agents/ below envgym, so it reads links
+# that lie where the installed packages do. The paths it reports begin there.
+lint: install ## style and types
+	$(BIN)/ruff check .
+	rm -rf $(TYPING) && mkdir -p $(TYPING)/envgym
+	ln -s $(CURDIR)/envgym/* $(CURDIR)/environments $(CURDIR)/agents $(TYPING)/envgym/
+	cd $(TYPING) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p envgym
+
+bench: install ## speed of the embedded engine
+	$(BIN)/python tests/benchmarks/bench_engine.py
+
+clean: ## remove what was built and cached, but not .venv or runs
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find envgym environments agents tests examples -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,159 @@
+"""What the tests run on one rank and on two, in processes of their own or in this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tiny_learner import CPU, EVERYTHING, make_config, make_learner, make_lm, make_samples, weights_of
+
+from envgym.learner.batching import exchange_samples, plan_microbatches
+from envgym.learner.checkpoint import load_checkpoint, save_checkpoint
+from envgym.learner.model import Actor
+from envgym.learner.sharding import shard
+from envgym.weight_sync.buckets import weight_buckets
+
+SPLITS = {
+    "even": lambda index: index % 2,
+    "all but one on the second": lambda index: int(index != 2),
+    "everything on the first": lambda index: 0,
+}
+"""Rank that collected a sample, on two ranks."""
+
+
+def share(samples: list[Any], split: str) -> list[Any]:
+    """What this rank has collected; everything when it is alone."""
+    if dist.get_world_size() == 1:
+        return samples
+    return [sample for sample in samples if SPLITS[split](sample.index) == dist.get_rank()]
+
+
+def train_twice(sections: dict[str, Any], split: str = "even", count: int = 7) -> dict[str, Any]:
+    """Two iterations from the same start; metrics and weights."""
+    learner = make_learner(make_config(**sections))
+    metrics = [
+        learner.train_on(share(make_samples(count), split), seed=5),
+        learner.train_on(share(make_samples(count), split), seed=6),
+    ]
+    return {
+        "metrics": metrics,
+        "actor": weights_of(learner.actor),
+        "critic": weights_of(learner.critic),
+        "beta": None if learner.kl is None else learner.kl.beta,
+    }
+
+
+def imitate(split: str = "even") -> dict[str, Any]:
+    learner = make_learner(make_config())
+    losses = learner.imitate(
+        share(make_samples(), split), learner.config.actor, epochs=2, updates=3, seed=1, on_update=lambda _: None
+    )
+    return {"losses": losses, "actor": weights_of(learner.actor)}
+
+
+def skip_a_bad_update() -> dict[str, Any]:
+    """One rank's gradient holds a NaN in its shard of one parameter."""
+    learner = make_learner(make_config())
+    before = weights_of(learner.actor)
+    batch, _ = learner._distribute(share(make_samples(), "even"), 1, 0)
+    learner.score(batch)
+    for parameter in learner.actor.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    first = next(iter(learner.actor.parameters()))
+    if dist.get_rank() == 0:
+        first.grad.to_local()[0, 0] = float("nan")
+    norm = learner.actor_optimizer.step()
+    return {"norm": norm, "before": before, "after": weights_of(learner.actor), "updates": learner.actor_optimizer.num_updates}
+
+
+def exchange() -> dict[str, Any]:
+    """Sends samples to the other rank; the second rank has none of its own."""
+    mine = make_samples(5) if dist.get_rank() == 0 else []
+    to = [1, 0, 1, 1, 0][: len(mine)]
+    arrived = exchange_samples(mine, to, device=CPU)
+    groups = plan_microbatches(
+        torch.tensor([s.length for s in arrived]), torch.arange(len(arrived)), max_tokens=20 if dist.get_rank() else 10**6
+    )
+    return {"samples": arrived, "groups": groups}
+
+
+def buckets() -> list[list[tuple[str, torch.Tensor]]]:
+    lm = make_lm()
+    shard(Actor(lm), lm.model.layers, make_mesh())
+    return [[(name, tensor.clone()) for name, tensor in bucket] for bucket in weight_buckets(lm, max_bytes=30_000)]
+
+
+def make_mesh() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def save_then_train(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
+    """One iteration, a checkpoint, one more iteration."""
+    learner = make_learner(make_config(**sections))
+    learner.train_on(share(make_samples(), "even"), seed=5)
+    save_checkpoint(Path(folder), learner, {"note": "kept"}, iteration=1, keep=2)
+    saved = snapshot(learner)
+    metrics = learner.train_on(share(make_samples(), "even"), seed=6)
+    return {"saved": saved, "metrics": metrics, "actor": weights_of(learner.actor), "critic": weights_of(learner.critic)}
+
+
+def load_then_train(path: str, sections: dict[str, Any]) -> dict[str, Any]:
+    """A fresh learner with other weights, restored, then the second iteration."""
+    config = make_config(**sections)
+    learner = make_learner(config, make_lm(getattr(torch, config.dtype), seed=99))
+    state = load_checkpoint(Path(path), learner)
+    loaded = snapshot(learner)
+    metrics = learner.train_on(share(make_samples(), "even"), seed=6)
+    return {
+        "state": state,
+        "loaded": loaded,
+        "metrics": metrics,
+        "actor": weights_of(learner.actor),
+        "critic": weights_of(learner.critic),
+    }
+
+
+def snapshot(learner: Any) -> dict[str, Any]:
+    """Everything a checkpoint must bring back."""
+    from envgym.learner.sharding import full_tensor
+
+    adam = {}
+    for name, optimizer in (("actor", learner.actor_optimizer), ("critic", learner.critic_optimizer)):
+        for place, parameter in enumerate(optimizer.module.parameters()):
+            for key, value in optimizer.adam.state[parameter].items():
+                adam[f"{name}.{place}.{key}"] = full_tensor(value).clone()
+    return {
+        "actor": weights_of(learner.actor),
+        "critic": weights_of(learner.critic),
+        "reference": None if learner.reference is None else weights_of(learner.reference),
+        "adam": adam,
+        "beta": None if learner.kl is None else learner.kl.beta,
+        "updates": (learner.actor_optimizer.num_updates, learner.critic_optimizer.num_updates),
+    }
+
+
+def everything_on_two_ranks(folder: str, checkpoint_of_one: str) -> dict[str, Any]:
+    """All two-rank jobs in one world, since starting processes is what takes long."""
+    float32 = {**EVERYTHING, "dtype": "float32"}
+    small = {**EVERYTHING, "update": {**EVERYTHING["update"], "max_microbatch_tokens": 25}}
+    minibatch = {**EVERYTHING, "advantages": {**EVERYTHING["advantages"], "whiten": "minibatch", "recompute_each_epoch": True}}
+    results = {
+        "float64": train_twice(EVERYTHING),
+        "float64 uneven": train_twice(EVERYTHING, "all but one on the second"),
+        "float64 one rank collected all": train_twice(EVERYTHING, "everything on the first"),
+        "float64 an empty share": train_twice(EVERYTHING, count=4),
+        "float64 tiny micro-batches": train_twice(small, "all but one on the second"),
+        "float64 whitened minibatches": train_twice(minibatch),
+        "float32": train_twice(float32),
+        "imitation": imitate("all but one on the second"),
+        "bad update": skip_a_bad_update(),
+        "exchange": exchange(),
+        "buckets": buckets(),
+        "saved": save_then_train(folder, EVERYTHING),
+        "loaded from one": load_then_train(checkpoint_of_one, EVERYTHING),
+    }
+    return results

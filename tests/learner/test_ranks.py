@@ -1,0 +1,162 @@
+"""The number of ranks, the split of the samples and the size of micro-batches change nothing."""
+
+import math
+
+import pytest
+import torch
+from rank_jobs import everything_on_two_ranks, imitate, load_then_train, save_then_train, train_twice
+from tiny_learner import EVERYTHING, make_lm, make_samples, on_ranks
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {name: tmp_path_factory.mktemp(name) for name in ("one", "two")}
+
+
+@pytest.fixture(scope="module")
+def saved_on_one(one_rank, folders):
+    return save_then_train(str(folders["one"]), EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(saved_on_one, folders):
+    return on_ranks(2, everything_on_two_ranks, str(folders["two"]), str(folders["one"] / "000001"))
+
+
+@pytest.fixture(scope="module")
+def alone(one_rank):
+    return train_twice(EVERYTHING)
+
+
+def assert_same_run(got, want, *, rel):
+    for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert ours == pytest.approx(theirs, rel=rel, abs=rel, nan_ok=True)
+    assert_same_weights(got, want, rel=rel)
+
+
+def assert_same_weights(got, want, *, rel):
+    for module in ("actor", "critic"):
+        for name, weight in want[module].items():
+            difference = (got[module][name] - weight).abs().max() / weight.abs().max()
+            assert difference <= rel, f"{module} {name} differs by {difference:.2e}"
+
+
+def test_the_settings_of_these_tests_use_every_term(alone):
+    first, second = alone["metrics"]
+    assert first["policy/dual_clip_fraction"] > 0 or second["policy/dual_clip_fraction"] > 0
+    assert second["policy/clip_fraction"] > 0
+    assert second["critic/clip_fraction"] > 0
+    assert second["policy/kl_reference"] > 0
+    assert second["policy/kl_beta"] != first["policy/kl_beta"]
+    assert first["mismatch/max_ratio"] > 2
+
+
+@pytest.mark.parametrize("split", ["float64", "float64 uneven", "float64 one rank collected all"])
+def test_two_ranks_make_the_updates_of_one_however_the_samples_were_collected(alone, two_ranks, split):
+    for rank in two_ranks:
+        assert_same_run(rank[split], alone, rel=1e-9)
+
+
+def test_a_rank_without_a_sample_in_a_minibatch_changes_nothing(one_rank, two_ranks):
+    # Four samples in three minibatches: two of them hold a single sample, for one of the two ranks.
+    alone = train_twice(EVERYTHING, count=4)
+    for rank in two_ranks:
+        assert_same_run(rank["float64 an empty share"], alone, rel=1e-9)
+
+
+def test_two_ranks_with_micro_batches_of_one_row_change_nothing(alone, two_ranks):
+    for rank in two_ranks:
+        assert_same_run(rank["float64 tiny micro-batches"], alone, rel=1e-9)
+
+
+def test_minibatch_whitening_and_recomputed_values_agree_on_two_ranks(one_rank, two_ranks):
+    advantages = {**EVERYTHING["advantages"], "whiten": "minibatch", "recompute_each_epoch": True}
+    alone = train_twice({**EVERYTHING, "advantages": advantages})
+    for rank in two_ranks:
+        assert_same_run(rank["float64 whitened minibatches"], alone, rel=1e-9)
+
+
+def test_two_ranks_agree_with_one_in_float32(one_rank, two_ranks):
+    alone = train_twice({**EVERYTHING, "dtype": "float32"})
+    for rank in two_ranks:
+        for key in ("policy/loss", "critic/loss", "policy/grad_norm", "critic/grad_norm", "policy/entropy"):
+            assert rank["float32"]["metrics"][0][key] == pytest.approx(alone["metrics"][0][key], rel=1e-5), key
+        assert_same_weights(rank["float32"], alone, rel=1e-5)
+
+
+def test_both_ranks_report_the_same_metrics_and_weights(two_ranks):
+    first, second = two_ranks
+    assert first["float64"]["metrics"] == second["float64"]["metrics"]
+    assert all(torch.equal(w, second["float64"]["actor"][name]) for name, w in first["float64"]["actor"].items())
+
+
+def test_imitation_on_two_ranks_has_the_losses_and_weights_of_one(one_rank, two_ranks):
+    alone = imitate()
+    for rank in two_ranks:
+        assert rank["imitation"]["losses"] == pytest.approx(alone["losses"], rel=1e-9)
+        for name, weight in alone["actor"].items():
+            torch.testing.assert_close(rank["imitation"]["actor"][name], weight, rtol=1e-9, atol=1e-10)
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_both(two_ranks):
+    for rank in two_ranks:
+        result = rank["bad update"]
+        assert math.isnan(result["norm"])
+        assert result["updates"] == 1
+        assert all(torch.equal(weight, result["after"][name]) for name, weight in result["before"].items())
+
+
+def test_samples_arrive_whole_at_their_rank_in_the_order_of_their_index(two_ranks):
+    sent = make_samples(5)
+    assert [[s.index for s in rank["exchange"]["samples"]] for rank in two_ranks] == [[1, 4], [0, 2, 3]]
+    for rank in two_ranks:
+        for sample in rank["exchange"]["samples"]:
+            original = sent[sample.index]
+            assert sample.token_ids.tolist() == original.token_ids.tolist()
+            assert sample.behavior_logprobs.tolist() == original.behavior_logprobs.tolist()
+            assert (sample.terminated, sample.mid_turn_cut, sample.ending) == (
+                original.terminated,
+                original.mid_turn_cut,
+                original.ending,
+            )
+
+
+def test_every_rank_gets_the_same_number_of_micro_batches_some_of_them_empty(two_ranks):
+    groups = [[group.tolist() for group in rank["exchange"]["groups"]] for rank in two_ranks]
+    assert len(groups[0]) == len(groups[1]) > 1
+    assert groups[0][1:] == [[]] * (len(groups[0]) - 1)  # the rank with a generous limit needed one
+    assert sorted(row for group in groups[1] for row in group) == [0, 1, 2]
+
+
+def test_two_ranks_send_whole_weights_in_the_same_buckets(two_ranks):
+    want = dict(make_lm().named_parameters())
+    for rank in two_ranks:
+        assert [name for bucket in rank["buckets"] for name, _ in bucket] == list(want)
+        for bucket in rank["buckets"]:
+            for name, tensor in bucket:
+                assert torch.equal(tensor, want[name].detach())
+
+
+def test_a_checkpoint_of_one_rank_goes_on_unchanged_on_two(saved_on_one, two_ranks):
+    for rank in two_ranks:
+        assert_continues(rank["loaded from one"], saved_on_one, rel=1e-9)
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_unchanged_on_one(one_rank, two_ranks, folders):
+    loaded = load_then_train(str(folders["two"] / "000001"), EVERYTHING)
+    assert_continues(loaded, two_ranks[0]["saved"], rel=1e-9)
+
+
+def assert_continues(loaded, saved, *, rel):
+    assert loaded["state"]["note"] == "kept"
+    assert loaded["loaded"]["beta"] == saved["saved"]["beta"]
+    assert loaded["loaded"]["updates"] == saved["saved"]["updates"] == (6, 6)
+    for part in ("actor", "critic", "reference", "adam"):
+        assert loaded["loaded"][part].keys() == saved["saved"][part].keys()
+        for name, tensor in saved["saved"][part].items():
+            assert torch.equal(loaded["loaded"][part][name], tensor), f"{part} {name}"
+    assert loaded["metrics"] == pytest.approx(saved["metrics"], rel=rel, abs=rel, nan_ok=True)
+    assert_same_weights(loaded, saved, rel=rel)
