@@ -36,8 +36,8 @@ test-fast: install ## the tests that take seconds
 lint: install ## style and types
 	$(BIN)/ruff check .
 	rm -rf $(TYPING) && mkdir -p $(TYPING)/envgym
-	ln -s $(CURDIR)/envgym/* $(CURDIR)/environments $(CURDIR)/agents $(TYPING)/envgym/
-	cd $(TYPING) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p envgym
+	cd $(TYPING)/envgym && ln -s ../../../envgym/* ../../../environments ../../../agents .
+	cd $(TYPING) && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p envgym
 
 bench: install ## speed of the embedded engine
 	$(BIN)/python tests/benchmarks/bench_engine.py

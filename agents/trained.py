@@ -7,7 +7,7 @@ from pathlib import Path
 from envgym.agents.policy_agent import PolicyAgent
 from envgym.config import RolloutConfig
 from envgym.errors import ModelError
-from envgym.policies.model_folder import load_tokenizer
+from envgym.model_folder import load_tokenizer
 from envgym.policies.torch_policy import TorchPolicy
 from envgym.rendering import make_renderer
 from envgym.run_folder import MODEL, read_config
@@ -31,8 +31,8 @@ def agent_from_run(run_dir: Path, *, greedy: bool = False) -> PolicyAgent:
     model = Path(run_dir) / MODEL
     if not model.is_dir():
         raise ModelError(
-            f"the run in '{run_dir}' has no trained model yet; finish it with `envgym train --resume {run_dir}`, or take "
-            f"its newest checkpoint with `envgym export {run_dir}`"
+            f"the run in '{run_dir}' has no trained model yet; finish it with `envgym train --resume {run_dir}`, "
+            f"or take its newest checkpoint with `envgym export {run_dir}`"
         )
     return agent_from_model(model, rollout=config.rollout, renderer=config.renderer, greedy=greedy)
 

@@ -171,7 +171,11 @@ def _train(arguments: argparse.Namespace) -> None:
         raise ValueError("name a recipe or a config.json to train, or a run to --resume")
     else:
         config = _configured(arguments)
-    result = train(config, resume=arguments.resume is not None)
+    try:
+        result = train(config, resume=arguments.resume is not None)
+    except KeyboardInterrupt:
+        print(f"\nenvgym: continue with `envgym train --resume {config.run_dir}`", file=sys.stderr)
+        raise
     console = Console()
     columns = {f"{kind} {when}": report for kind in ("sampled", "greedy") for when, report in
                (("before", result.before[kind]), ("after", result.after[kind]))}

@@ -195,7 +195,9 @@ class TrainConfig(Section):
     num_iterations: int = Field(100, ge=0, description="Iterations of collection and update.")
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything random in the run.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Auto takes CUDA where there is some.")
-    dtype: Literal["float32", "float64", "bfloat16"] = Field("float32", description="Type of the trained weights.")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        "float32", description="Arithmetic of learner and engine; with bfloat16 the trained weights stay float32."
+    )
     torch_threads: int | None = Field(
         None, ge=1, description="Threads of torch in each process; 1 is fastest for small models."
     )

@@ -7,6 +7,7 @@ produces only that last part, so text is tokenised exactly once, when it enters 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -113,6 +114,9 @@ class ChatMLRenderer:
 class PackageRenderer:
     """A chat format of the `renderers` package (Qwen3, GLM, Llama 3, ...), extended turn by turn.
 
+    What has been sampled stays in the prompt, thoughts included, where a model's own template would drop those of
+    earlier turns. A control token of the model that appears in an observation is broken up by a space.
+
     Args:
         tokenizer: The model's Hugging Face tokenizer.
         name: Renderer name of that package, or "auto" to choose by the tokenizer's model name.
@@ -130,16 +134,20 @@ class PackageRenderer:
             raise MissingDependencyError(
                 f"the chat format {name!r} needs the renderers package: pip install 'envgym[renderers]'"
             ) from error
-        config = AutoRendererConfig() if name == "auto" else config_from_name(name)
-        self._renderer = renderers.create_renderer(tokenizer, config)
-        if isinstance(getattr(self._renderer, "config", None), DefaultRendererConfig):
-            model = getattr(tokenizer, "name_or_path", "this model")
+        model = getattr(tokenizer, "name_or_path", "") or "this model"
+        try:
+            kind = AutoRendererConfig if name == "auto" else type(config_from_name(name))
+            if kind is DefaultRendererConfig:
+                raise NotImplementedError("it renders whole conversations only")
+            self._renderer = renderers.create_renderer(tokenizer, kind(thinking_retention="all"))
+        except (AssertionError, NotImplementedError, ValueError) as error:
             raise ModelError(
-                f"the renderers package has no append-only format for {model!r}; "
-                "use renderer='chatml' if the model speaks ChatML"
-            )
+                f"the renderers package has no append-only format {name!r} for {model!r} ({_first_sentence(error)}); name "
+                "the format the model was trained with, for example 'qwen3', or 'chatml' if it speaks plain ChatML"
+            ) from error
         self._tokenizer = tokenizer
-        self._tools: list[Any] | None = None
+        special = sorted((str(t) for t in tokenizer.added_tokens_decoder.values() if t.special), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, special)) or r"(?!)")
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -147,17 +155,20 @@ class PackageRenderer:
 
     def start(self, system_prompt: str, tools: Sequence[Mapping[str, Any]], observation: str, role: str) -> list[int]:
         messages: list[Any] = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        messages.append({"role": role, "content": observation})
+        messages.append({"role": role, "content": self._plain(observation)})
         return list(self._renderer.render_ids(messages, tools=_functions(tools), add_generation_prompt=True))
 
     def extend(self, prompt_ids: list[int], action_ids: Sequence[int], observation: str, role: str) -> list[int]:
+        message: Any = {"role": role, "content": self._plain(observation)}
         sampled = list(action_ids)
-        stream = prompt_ids + sampled
-        message: Any = {"role": role, "content": observation}
-        bridged = self._renderer.bridge_to_next_turn(prompt_ids, sampled, [message])
-        if bridged is None or list(bridged.token_ids[: len(stream)]) != stream:
-            raise ModelError("this chat format rewrites its history, so an episode cannot be extended token by token")
-        return list(bridged.token_ids[len(stream) :])
+        # A turn that ended inside its thoughts cannot be bridged, but what follows it is the same as had they ended.
+        thoughts_ended = [*sampled[:-1], *self._tokenizer.encode("</think>", add_special_tokens=False), *sampled[-1:]]
+        for completion in (sampled, thoughts_ended):
+            stream = prompt_ids + completion
+            bridged = self._renderer.bridge_to_next_turn(prompt_ids, completion, [message])
+            if bridged is not None and list(bridged.token_ids[: len(stream)]) == stream:
+                return list(bridged.token_ids[len(stream) :])
+        raise ModelError("this chat format rewrites its history, so an episode cannot be extended token by token")
 
     def action_ids(self, text: str) -> list[int]:
         return [*self._tokenizer.encode(text, add_special_tokens=False), self.stop_token_ids[0]]
@@ -167,6 +178,13 @@ class PackageRenderer:
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _plain(self, text: str) -> str:
+        return self._control.sub(lambda token: f"{token[0][0]} {token[0][1:]}", text)
+
+
+def _first_sentence(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Any] | None:

@@ -20,7 +20,7 @@ from envgym.config import NewModel, OptimizerConfig, TrainConfig
 from envgym.evaluation.results import EnvironmentReport, summarise
 from envgym.learner.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from envgym.learner.export import export_model
-from envgym.learner.learner import Learner
+from envgym.learner.learner import Learner, weights_dtype
 from envgym.learner.samples import Sample, make_sample
 from envgym.learner.sharding import is_main, pick_device, process_group
 from envgym.model_folder import load_model, load_tokenizer
@@ -109,7 +109,7 @@ def export_run(run_dir: Path) -> Path:
     checkpoint = latest_checkpoint(config.run_dir / CHECKPOINTS)
     initial = config.run_dir / INITIAL_MODEL if isinstance(config.model, NewModel) else config.model.path
     with process_group(device) as mesh:
-        learner = Learner(load_model(initial, getattr(torch, config.dtype)), config, mesh=mesh, device=device)
+        learner = Learner(load_model(initial, weights_dtype(config)), config, mesh=mesh, device=device)
         load_checkpoint(checkpoint, learner)
         return export_model(config.run_dir / MODEL, learner, load_tokenizer(initial))
 
@@ -140,20 +140,22 @@ class Trainer:
                 f"rollout.episodes_per_iteration ({config.rollout.episodes_per_iteration}) is smaller than the number of "
                 f"ranks ({self.num_ranks}); every rank needs an episode to collect"
             )
+        # Before there is a run folder, so that the same command works once the mistake is corrected.
         make(config.env.id, max_turns=config.env.max_turns, **config.env.kwargs).close()
+        if not isinstance(config.model, NewModel):
+            make_renderer(load_tokenizer(config.model.path), config.renderer)
         self.folder = self._open_folder()
         model_dir = self._model_folder()
-        dtype = getattr(torch, config.dtype)
         self.tokenizer = load_tokenizer(model_dir)
         self.renderer = make_renderer(self.tokenizer, config.renderer)
         self.policy = TorchPolicy(
             model_dir,
             max_concurrency=config.rollout.concurrency,
             device=device,
-            dtype=dtype,
+            dtype=getattr(torch, config.dtype),
             deterministic=config.rollout.deterministic,
         )
-        self.learner = Learner(load_model(model_dir, dtype), config, mesh=mesh, device=device)
+        self.learner = Learner(load_model(model_dir, weights_dtype(config)), config, mesh=mesh, device=device)
         self.collectors: list[Collector] = []
         self.training_envs = self._collector(config.env.max_turns)
         self.evaluation_envs = self._collector(config.evaluation.max_turns)

@@ -43,10 +43,12 @@ def evaluate(
         One report for each environment, in the given order.
 
     Raises:
-        ValueError: An id is unknown, a number is below 1, or the agent cannot play an environment.
+        ValueError: An id is unknown, a number is too low, or the agent cannot play an environment.
     """
     if episodes < 1 or attempts < 1:
         raise ValueError(f"episodes and attempts must be at least 1, got {episodes} and {attempts}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
     if isinstance(agent, str):
         agent = make_agent(agent)
     elif not isinstance(agent, Agent):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -85,8 +86,10 @@ def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
         tensors = _tensors(learner)
         dcp.load(tensors, checkpoint_id=str(path))
-    except Exception as error:
-        raise CheckpointError(f"the checkpoint '{path}' cannot be loaded: {type(error).__name__}: {error}") from error
+    except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
+        raise CheckpointError(
+            f"the checkpoint '{path}' cannot be loaded ({_cause(error)}); delete it to resume from the one before"
+        ) from error
     for name, module in _modules(learner).items():
         set_model_state_dict(module, tensors[name])
     for name, (module, adam) in _optimizers(learner).items():
@@ -96,6 +99,13 @@ def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
     if learner.kl is not None:
         learner.kl.load_state_dict(state["learner"]["kl"])
     return state
+
+
+def _cause(error: BaseException) -> str:
+    """One line; of the failures on all ranks the first."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0]
 
 
 def _complete(folder: Path) -> list[Path]:

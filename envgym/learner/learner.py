@@ -28,6 +28,11 @@ from envgym.learner.summary import batch_metrics, update_metrics
 from envgym.learner.whitening import whiten
 
 
+def weights_dtype(config: TrainConfig) -> torch.dtype:
+    """Type of the trained weights and of everything per token: float32 unless the run is in float64."""
+    return torch.float64 if config.dtype == "float64" else torch.float32
+
+
 class Learner:
     """Holds actor, critic and reference, and turns batches of samples into updates.
 
@@ -35,7 +40,7 @@ class Learner:
     of an update does not depend on the number of ranks or on the size of micro-batches.
 
     Args:
-        lm: The Hugging Face causal language model to train; equal on every rank.
+        lm: The Hugging Face causal language model to train, in `weights_dtype(config)`; equal on every rank.
         config: The run's configuration.
         mesh: All ranks.
         device: Of this rank.
@@ -44,16 +49,19 @@ class Learner:
     def __init__(self, lm: Any, config: TrainConfig, *, mesh: DeviceMesh, device: torch.device) -> None:
         self.config = config
         self.device = device
-        self.dtype = torch.float64 if config.dtype == "float64" else torch.float32
+        self.dtype = weights_dtype(config)
         self.context_length = int(lm.config.max_position_embeddings)
         lm.to(device)
         trunk = copy.deepcopy(lm.model)
         frozen = copy.deepcopy(lm) if config.kl is not None else None
-        self.actor = shard(Actor(lm), lm.model.layers, mesh)
-        self.critic = shard(Critic(trunk, lm.config.hidden_size).to(device), trunk.layers, mesh)
+        compute_dtype = torch.bfloat16 if config.dtype == "bfloat16" else None
+        self.actor = shard(Actor(lm), lm.model.layers, mesh, compute_dtype=compute_dtype)
+        critic = Critic(trunk, lm.config.hidden_size).to(device)
+        self.critic = shard(critic, trunk.layers, mesh, compute_dtype=compute_dtype)
         self.reference: Actor | None = None
         if frozen is not None:
-            self.reference = shard(Actor(frozen), frozen.model.layers, mesh).requires_grad_(False)
+            reference = Actor(frozen).requires_grad_(False)
+            self.reference = shard(reference, frozen.model.layers, mesh, compute_dtype=compute_dtype)
         self.kl = None
         if config.kl is not None and config.kl.target is not None:
             self.kl = AdaptiveKL(config.kl.beta, config.kl.target, config.kl.horizon)

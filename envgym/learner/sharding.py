@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 M = TypeVar("M", bound=nn.Module)
@@ -53,17 +53,22 @@ def process_group(device: torch.device) -> Iterator[DeviceMesh]:
             dist.destroy_process_group()
 
 
-def shard(module: M, layers: nn.ModuleList, mesh: DeviceMesh) -> M:
+def shard(module: M, layers: nn.ModuleList, mesh: DeviceMesh, *, compute_dtype: torch.dtype | None = None) -> M:
     """Shards the parameters of a module over the mesh, each decoder layer as a unit and the rest as one.
 
     Args:
         module: On the mesh's device, with equal parameters on every rank.
         layers: Its decoder layers.
         mesh: All ranks.
+        compute_dtype: Type of the arithmetic; weights, gradients and their reduction keep the parameters' type. None
+            computes in that type too.
     """
+    precision = MixedPrecisionPolicy()
+    if compute_dtype is not None:
+        precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     for layer in layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
+    fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
     for unit in module.modules():
         if isinstance(unit, FSDPModule):
             # Losses carry global denominators, so gradients are summed over the ranks, not averaged.

@@ -50,8 +50,9 @@ def batch_metrics(batch: Batch, device: torch.device) -> dict[str, float]:
     )
     total = sums.reduce()
     tokens = max(total["tokens"], 1.0)
+    names = ("ratio_sum", "ratio_squared_sum")
     effective = effective_sample_size(
-        {name: torch.tensor(total[f"mismatch_{name}"]) for name in ("ratio_sum", "ratio_squared_sum")}
+        {name: torch.tensor(total[f"mismatch_{name}"], dtype=torch.float64) for name in names}
     )
     return metrics | {
         "mismatch/mean_abs": total["mismatch_abs_diff_sum"] / tokens,

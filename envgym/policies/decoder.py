@@ -109,20 +109,20 @@ class Decoder:
             starts: For each sequence how many tokens its slot holds before them.
             slots: For each sequence its slot; no slot twice.
         """
-        done = [0] * len(tokens)
+        fed = [0] * len(tokens)
         while True:
-            left = [i for i in range(len(tokens)) if done[i] < len(tokens[i])]
+            left = [i for i in range(len(tokens)) if fed[i] < len(tokens[i])]
             if not left:
                 return
-            pieces = {i: tokens[i][done[i] : done[i] + _PIECE] for i in left}
+            pieces = {i: tokens[i][fed[i] : fed[i] + _PIECE] for i in left}
             left.sort(key=lambda i: (len(pieces[i]), slots[i]))
             while left:
-                begins = [starts[i] + done[i] for i in left]
+                begins = [starts[i] + fed[i] for i in left]
                 size = self._wave_size([len(pieces[i]) for i in left], begins)
                 wave, left = left[:size], left[size:]
                 self._prefill_wave([pieces[i] for i in wave], begins[:size], [slots[i] for i in wave])
                 for i in wave:
-                    done[i] += len(pieces[i])
+                    fed[i] += len(pieces[i])
 
     def _wave_size(self, widths: list[int], begins: list[int]) -> int:
         """How many of the sequences, sorted by width, go in one pass: little padding and bounded memory."""

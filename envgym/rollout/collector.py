@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from envgym.rollout.episode import play_episode
 from envgym.types import Trajectory
 
 MAX_ATTEMPTS = 3
-"""How often an episode that failed is tried again, each time with another seed."""
+"""How often an episode is tried before it is given up, each time with another seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ class Collector:
         """A new environment in the place of one that raised: what state it is in, nobody knows."""
         fresh = self._make_env()
         self._envs[self._envs.index(env)] = fresh
-        env.close()
+        with contextlib.suppress(Exception):  # it has failed already, and is recorded as failed
+            env.close()
         return fresh
 
     def close(self) -> None:

@@ -160,7 +160,7 @@ async def _play(
         record.turns.append(_executed(turn, step, time.perf_counter() - sampled))
         observation, info = step.observation, step.info
         if step.terminated or step.truncated:
-            reason = None if step.terminated else TruncationReason(info["truncation_reason"])
+            reason = None if step.terminated else _truncation_reason(info)
             return record.ended(
                 terminated=bool(step.terminated),
                 truncated=not step.terminated,
@@ -168,7 +168,7 @@ async def _play(
                 final_observation=observation,
                 final_observation_ids=player.final_observation_ids(observation, info),
                 final_role=info.get("role", "user"),
-                success=info.get("success"),
+                success=_success(info),
                 info=_rest(info),
             )
 
@@ -189,7 +189,7 @@ def _cut(
 ) -> dict[str, Any]:
     """How an episode ends at a limit that the environment did not reach by itself."""
     terminal = reason in terminal_limits
-    success = info.get("success")
+    success = _success(info)
     if terminal and success is not None:
         success = False
     return {
@@ -199,6 +199,17 @@ def _cut(
         "success": success,
         "info": _rest(info),
     }
+
+
+def _truncation_reason(info: Mapping[str, Any]) -> TruncationReason:
+    if "truncation_reason" not in info:
+        raise ValueError("the environment truncated without info['truncation_reason']; return Step.truncation(...)")
+    return TruncationReason(info["truncation_reason"])
+
+
+def _success(info: Mapping[str, Any]) -> bool | None:
+    success = info.get("success")
+    return None if success is None else bool(success)
 
 
 def _rest(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +226,7 @@ def _executed(turn: Turn, step: Step, seconds: float) -> Turn:
     return dataclasses.replace(
         turn,
         reward=reward,
-        reward_components=dict(components),
+        reward_components={str(name): float(value) for name, value in components.items()},
         executed=True,
         action_error=step.info.get("action_error"),
         step_s=seconds,

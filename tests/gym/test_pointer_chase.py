@@ -22,7 +22,7 @@ def chain_of(env, key):
     keys = [key]
     while match := re.fullmatch(r"\w\d -> (\w\d)", twin.step(f"get({keys[-1]})").observation):
         keys.append(match[1])
-    return keys, int(twin.step(f"get({keys[-1]})").observation.split(" = ")[1])
+    return keys, twin.step(f"get({keys[-1]})").observation.split(" = ")[1]
 
 
 def play(env, player, seed):
@@ -64,12 +64,12 @@ def test_gets_that_bring_nothing_cost_a_little():
 def test_a_wrong_answer_ends_without_success_and_without_reward():
     env, key = start()
     _, value = chain_of(env, key)
-    step = env.step(f"answer({value % 90 + 10 if value != 10 else 11})")
+    step = env.step("answer(b0)" if value != "b0" else "answer(b1)")
     assert step.terminated and step.info["success"] is False
     assert step.reward == 0.0 and step.info["reward_components"] == {"answer": 0.0}
 
 
-@pytest.mark.parametrize("action", ["", "get", "get(k7", "answer(x)", "answer(4.0)", "go(k7)", "get()"])
+@pytest.mark.parametrize("action", ["", "get", "get(k7", "answer(k7", "answer(k7, b4)", "go(k7)", "get()"])
 def test_a_malformed_call_costs_a_turn(action):
     env, _ = start()
     step = env.step(action)
@@ -130,10 +130,10 @@ def test_the_solver_succeeds_on_every_seed(call_format):
     assert np.mean([reward for _, reward in results]) == pytest.approx(1.3, abs=0.02)
 
 
-def test_the_demonstrator_succeeds_in_a_quarter_of_the_episodes():
+def test_the_demonstrator_succeeds_in_about_a_third_of_the_episodes():
     env = envgym.make("envgym/PointerChase-v0")
     rate = np.mean([play(env, env.unwrapped.demonstrator(np.random.default_rng([s, 1])), s)[0] for s in range(1000)])
-    assert 0.20 < rate < 0.35
+    assert 0.25 < rate < 0.38
 
 
 def test_actions_are_drawn_well_formed():

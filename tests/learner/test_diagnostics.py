@@ -82,14 +82,14 @@ def test_overall_and_grouped_match_the_loop_and_sums_add_over_ranks(seed, cut, d
     assert explained_variance(targets, values, mask).item() == pytest.approx(expected, abs=1e-9)
     per_group = [slow(targets[mask & (groups == k)].tolist(), values[mask & (groups == k)].tolist()) for k in range(4)]
     got = explained_variance_by_group(targets, values, mask, groups, num_groups=4)
-    assert got.tolist() == pytest.approx(per_group, abs=1e-9)
+    assert got.tolist() == pytest.approx(per_group, rel=1e-9, abs=1e-9)
 
     ranks = [
         explained_variance_stats(targets[rows], values[rows], mask[rows], group_ids=groups[rows], num_groups=4)
         for rows in (slice(0, cut), slice(cut, 4))
     ]
     summed = ranks[0] + ranks[1]
-    assert explained_variance_from_stats(summed).tolist() == pytest.approx(per_group, abs=1e-9)
+    assert explained_variance_from_stats(summed).tolist() == pytest.approx(per_group, rel=1e-9, abs=1e-9)
     assert explained_variance_from_stats(summed.sum(dim=0)).item() == pytest.approx(expected, abs=1e-9)
     assert summed[:, 0].tolist() == [int((mask & (groups == k)).sum()) for k in range(4)]
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from rank_jobs import everything_on_two_ranks, imitate, load_then_train, save_then_train, train_twice
+from rank_jobs import FLOAT32, everything_on_two_ranks, imitate, load_then_train, save_then_train, train_twice, train_with_tiny_chunks
 from tiny_learner import EVERYTHING, make_lm, make_samples, on_ranks
 
 pytestmark = pytest.mark.slow
@@ -72,6 +72,12 @@ def test_two_ranks_with_micro_batches_of_one_row_change_nothing(alone, two_ranks
         assert_same_run(rank["float64 tiny micro-batches"], alone, rel=1e-9)
 
 
+def test_scoring_in_chunks_changes_nothing_on_one_rank_or_two(alone, two_ranks):
+    assert_same_run(train_with_tiny_chunks(), alone, rel=1e-9)
+    for rank in two_ranks:
+        assert_same_run(rank["float64 tiny chunks"], alone, rel=1e-9)
+
+
 def test_minibatch_whitening_and_recomputed_values_agree_on_two_ranks(one_rank, two_ranks):
     advantages = {**EVERYTHING["advantages"], "whiten": "minibatch", "recompute_each_epoch": True}
     alone = train_twice({**EVERYTHING, "advantages": advantages})
@@ -80,7 +86,7 @@ def test_minibatch_whitening_and_recomputed_values_agree_on_two_ranks(one_rank, 
 
 
 def test_two_ranks_agree_with_one_in_float32(one_rank, two_ranks):
-    alone = train_twice({**EVERYTHING, "dtype": "float32"})
+    alone = train_twice(FLOAT32, seeds=(5,))
     for rank in two_ranks:
         for key in ("policy/loss", "critic/loss", "policy/grad_norm", "critic/grad_norm", "policy/entropy"):
             assert rank["float32"]["metrics"][0][key] == pytest.approx(alone["metrics"][0][key], rel=1e-5), key

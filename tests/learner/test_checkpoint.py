@@ -1,0 +1,117 @@
+"""A checkpoint brings everything back exactly, is whole or not there, and says what is wrong with it."""
+
+import json
+
+import pytest
+import torch
+from rank_jobs import load_then_train, save_then_train, snapshot
+from tiny_learner import EVERYTHING, make_config, make_learner, make_samples
+
+from envgym.errors import CheckpointError
+from envgym.learner.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _world(one_rank):
+    pass
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_restored_learner_goes_on_exactly_as_the_saved_one(tmp_path, dtype):
+    sections = {**EVERYTHING, "dtype": dtype}
+    saved = save_then_train(str(tmp_path), sections)
+    loaded = load_then_train(str(latest_checkpoint(tmp_path)), sections)
+    assert loaded["state"]["note"] == "kept"
+    assert loaded["state"]["learner"]["iteration"] == 1
+    assert loaded["loaded"]["beta"] == saved["saved"]["beta"] != 0.05
+    assert loaded["loaded"]["updates"] == saved["saved"]["updates"] == (6, 6)
+    for part in ("actor", "critic", "reference", "adam"):
+        assert loaded["loaded"][part].keys() == saved["saved"][part].keys() != set()
+        assert all(torch.equal(tensor, loaded["loaded"][part][name]) for name, tensor in saved["saved"][part].items())
+    assert loaded["metrics"] == pytest.approx(saved["metrics"], rel=0, abs=0, nan_ok=True)
+    assert all(torch.equal(tensor, loaded["actor"][name]) for name, tensor in saved["actor"].items())
+    assert all(torch.equal(tensor, loaded["critic"][name]) for name, tensor in saved["critic"].items())
+
+
+def test_a_checkpoint_before_the_first_update_can_be_loaded(tmp_path):
+    learner = make_learner(make_config())
+    save_checkpoint(tmp_path, learner, {}, iteration=0, keep=1)
+    other = make_learner(make_config())
+    other.train_on(make_samples(), seed=0)
+    state = load_checkpoint(tmp_path / "000000", other)
+    assert state["learner"]["iteration"] == 0
+    assert (other.actor_optimizer.num_updates, other.critic_optimizer.num_updates) == (0, 0)
+    a, b = learner.train_on(make_samples(), seed=1), other.train_on(make_samples(), seed=1)
+    assert a == b
+    ours, theirs = snapshot(learner), snapshot(other)
+    assert all(torch.equal(tensor, theirs["adam"][name]) for name, tensor in ours["adam"].items())
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    learner = make_learner(make_config())
+    for iteration in (1, 2, 3, 10):
+        path = save_checkpoint(tmp_path, learner, {}, iteration=iteration, keep=2)
+        assert path.name == f"{iteration:06d}"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000003", "000010"]
+    assert latest_checkpoint(tmp_path).name == "000010"
+
+
+def test_saving_an_iteration_again_replaces_it(tmp_path):
+    learner = make_learner(make_config())
+    save_checkpoint(tmp_path, learner, {"take": 1}, iteration=1, keep=2)
+    path = save_checkpoint(tmp_path, learner, {"take": 2}, iteration=1, keep=2)
+    assert json.loads((path / "state.json").read_text())["take"] == 2
+
+
+def test_a_partial_folder_is_ignored_and_cleared_by_the_next_save(tmp_path):
+    learner = make_learner(make_config())
+    save_checkpoint(tmp_path, learner, {}, iteration=1, keep=2)
+    (tmp_path / ".000002.partial").mkdir()
+    (tmp_path / ".000002.partial" / "rubbish").write_text("x")
+    (tmp_path / "000003").mkdir()
+    assert latest_checkpoint(tmp_path).name == "000001"
+    path = save_checkpoint(tmp_path, learner, {}, iteration=2, keep=2)
+    assert not (path / "rubbish").exists()
+    assert latest_checkpoint(tmp_path).name == "000002"
+
+
+def test_no_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoint to resume from"):
+        latest_checkpoint(tmp_path)
+
+
+def damage_state(path):
+    (path / "state.json").write_text('{"learner": ')
+
+
+def damage_metadata(path):
+    (path / ".metadata").write_bytes(b"rubbish")
+
+
+def damage_tensors(path):
+    next(path.glob("*.distcp")).write_bytes(b"")
+
+
+def lose_tensors(path):
+    next(path.glob("*.distcp")).unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_state, damage_metadata, damage_tensors, lose_tensors])
+def test_a_damaged_checkpoint_is_one_clear_sentence(tmp_path, damage):
+    learner = make_learner(make_config())
+    path = save_checkpoint(tmp_path, learner, {}, iteration=1, keep=1)
+    damage(path)
+    with pytest.raises(CheckpointError, match=r"checkpoint '.*000001' cannot be loaded \(.+\)") as caught:
+        load_checkpoint(path, learner)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_model_is_an_error(tmp_path):
+    from transformers import Qwen3ForCausalLM
+
+    path = save_checkpoint(tmp_path, make_learner(make_config()), {}, iteration=1, keep=1)
+    config = make_learner(make_config()).actor.lm.config
+    config.intermediate_size = 48
+    other = make_learner(make_config(), Qwen3ForCausalLM(config).double())
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_checkpoint(path, other)

@@ -1,0 +1,314 @@
+"""What a learner computes on one rank: scores against transformers, micro-batch splits, padding, and what lr = 0 leaves."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from rank_jobs import train_twice
+from tiny_learner import CPU, EVERYTHING, VOCAB, make_config, make_learner, make_lm, make_samples, make_trajectory, weights_of
+
+from envgym.learner import learner as learner_module
+from envgym.learner.advantages import estimate_advantages
+from envgym.learner.gae import gae_advantages
+from envgym.learner.samples import Batch, collate, make_sample
+
+AGGREGATIONS = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+@pytest.fixture(autouse=True)
+def _world(one_rank):
+    pass
+
+
+def with_settings(**changes):
+    return {**EVERYTHING, **{name: {**EVERYTHING.get(name, {}), **section} for name, section in changes.items()}}
+
+
+def scored(sections, samples=None) -> tuple[learner_module.Learner, Batch]:
+    learner = make_learner(make_config(**sections))
+    batch = collate(make_samples() if samples is None else samples, dtype=learner.dtype, device=CPU)
+    learner.score(batch)
+    return learner, batch
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_the_size_of_micro_batches_changes_nothing(aggregation):
+    whole = train_twice(with_settings(policy_loss={"aggregation": aggregation}))
+    for tokens in (1, 40):
+        split = train_twice(
+            with_settings(policy_loss={"aggregation": aggregation}, update={"max_microbatch_tokens": tokens})
+        )
+        for ours, theirs in zip(split["metrics"], whole["metrics"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-9, nan_ok=True)
+        for module in ("actor", "critic"):
+            for name, weight in whole[module].items():
+                torch.testing.assert_close(split[module][name], weight, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_the_aggregations_differ_so_the_test_above_can_fail():
+    losses = {a: train_twice(with_settings(policy_loss={"aggregation": a}), seeds=(5,))["metrics"][0] for a in AGGREGATIONS}
+    assert len({round(m["critic/loss"], 12) for m in losses.values()}) == 4
+
+
+def test_the_order_in_which_samples_come_changes_nothing():
+    forwards, backwards = make_learner(make_config(**EVERYTHING)), make_learner(make_config(**EVERYTHING))
+    a = forwards.train_on(make_samples(), seed=3)
+    b = backwards.train_on(make_samples()[::-1], seed=3)
+    assert a == b
+    assert all(torch.equal(w, weights_of(backwards.actor)[n]) for n, w in weights_of(forwards.actor).items())
+
+
+def test_another_seed_makes_other_minibatches():
+    a = make_learner(make_config(**EVERYTHING)).train_on(make_samples(), seed=3)
+    b = make_learner(make_config(**EVERYTHING)).train_on(make_samples(), seed=4)
+    assert a["policy/loss"] != b["policy/loss"]
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_the_critic_one_position_earlier():
+    learner, batch = scored({})
+    trunk, head = make_lm().model, weights_of(learner.critic)["head.weight"][0]
+    for row, sample in enumerate(batch.samples):
+        with torch.no_grad():
+            after_each = trunk(torch.tensor(sample.token_ids)[None]).last_hidden_state[0] @ head
+        for t in range(1, sample.length):
+            assert batch.values[row, t].item() == pytest.approx(after_each[t - 1].item(), abs=1e-9)
+    assert batch.values[batch.action_mask].abs().min() > 1e-6
+
+
+def test_a_truncated_episode_bootstraps_from_its_last_position_and_a_terminated_one_from_zero():
+    learner, batch = scored({})
+    trunk, head = make_lm().model, weights_of(learner.critic)["head.weight"][0]
+    terminated = 0
+    for row, sample in enumerate(batch.samples):
+        with torch.no_grad():
+            last = (trunk(torch.tensor(sample.token_ids)[None]).last_hidden_state[0, -1] @ head).item()
+        assert abs(last) > 1e-6
+        if sample.terminated:
+            terminated += 1
+            assert batch.bootstrap_value[row].item() == 0.0
+        else:
+            assert batch.bootstrap_value[row].item() == pytest.approx(last, abs=1e-9)
+    assert 0 < terminated < len(batch.samples)
+
+
+@pytest.mark.parametrize("ending", ["response_length", "context"])
+def test_a_turn_cut_in_mid_generation_bootstraps_undiscounted_from_the_sequence_so_far(ending):
+    trajectory = make_trajectory(3, ending=ending, num_turns=2)
+    learner, batch = scored({}, [make_sample(trajectory, 0)])
+    assert batch.samples[0].mid_turn_cut
+    assert batch.action_mask[0, -1]  # the last token of the stream is a sampled one
+    config = make_config(advantages={"gamma": 0.5, "gae_lambda_policy": 0.0, "whiten": "none"}).advantages
+    estimate_advantages(batch, config, rewards=batch.rewards)
+    last = batch.lengths[0] - 1
+    # lambda = 0: r + discount * V' - V, with r = 0 and discount 1 although gamma is .5.
+    want = batch.bootstrap_value[0] - batch.values[0, last]
+    assert batch.advantages[0, last].item() == pytest.approx(want.item(), abs=1e-12)
+    assert batch.bootstrap_value[0].abs() > 1e-6
+
+
+@pytest.mark.parametrize("ending", ["max_turns", "context_overflow"])
+def test_a_cut_after_an_executed_turn_bootstraps_discounted(ending):
+    learner, batch = scored({}, [make_sample(make_trajectory(3, ending=ending, num_turns=2), 0)])
+    assert not batch.samples[0].mid_turn_cut
+    config = make_config(advantages={"gamma": 0.5, "gae_lambda_policy": 0.0, "whiten": "none"}).advantages
+    estimate_advantages(batch, config, rewards=batch.rewards)
+    last = batch.action_mask[0].nonzero()[-1, 0]
+    want = batch.rewards[0, last] + 0.5 * batch.bootstrap_value[0] - batch.values[0, last]
+    assert batch.advantages[0, last].item() == pytest.approx(want.item(), abs=1e-12)
+
+
+def test_the_same_stream_terminated_and_truncated_differs_by_the_bootstrap_alone():
+    truncated = make_sample(make_trajectory(3, ending="max_turns"), 0)
+    ended = dataclasses.replace(truncated, terminated=True, ending="terminated", index=1)
+    learner, batch = scored({}, [truncated, ended])
+    config = make_config(advantages={"whiten": "none", "gae_lambda_policy": 1.0}).advantages
+    estimate_advantages(batch, config, rewards=batch.rewards)
+    gap = (batch.advantages[0] - batch.advantages[1])[batch.action_mask[0]]
+    torch.testing.assert_close(gap, batch.bootstrap_value[0].expand_as(gap), rtol=0, atol=1e-12)
+
+
+def test_the_kl_penalty_is_taken_off_action_tokens_and_nowhere_else():
+    learner, batch = scored({"kl": {"beta": 0.5, "estimator": "k1"}})
+    with torch.no_grad():
+        for parameter in learner.actor.parameters():
+            parameter.mul_(1.1)
+    learner.score(batch)
+    shaped, metrics = learner._shape_rewards(batch)
+    drift = batch.proximal_logprobs - batch.ref_logprobs
+    assert drift[batch.action_mask].abs().min() > 0
+    torch.testing.assert_close(shaped[batch.action_mask], (batch.rewards - 0.5 * drift)[batch.action_mask])
+    assert (shaped[~batch.action_mask] == 0).all()
+    assert metrics["policy/kl_reference"] == pytest.approx(drift[batch.action_mask].mean().item())
+    assert metrics["policy/kl_beta"] == 0.5
+
+
+# -- log-probabilities -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_proximal_logprobs_are_those_of_transformers_at_the_sampling_temperature(temperature):
+    learner, batch = scored({"rollout": {"episodes_per_iteration": 8, "temperature": temperature}})
+    lm = make_lm()
+    for row, sample in enumerate(batch.samples):
+        with torch.no_grad():
+            logprobs = (lm(torch.tensor(sample.token_ids)[None]).logits[0] / temperature).log_softmax(-1)
+        for t in np.flatnonzero(sample.action_mask):
+            want = logprobs[t - 1, sample.token_ids[t]].item()
+            assert batch.proximal_logprobs[row, t].item() == pytest.approx(want, abs=1e-6)
+    assert (batch.proximal_logprobs[~batch.action_mask] == 0).all()
+
+
+def test_reference_logprobs_stay_those_of_the_start_while_the_policy_moves():
+    learner = make_learner(make_config(**EVERYTHING))
+    first = collate(make_samples(), dtype=learner.dtype, device=CPU)
+    learner.score(first)
+    learner.train_on(make_samples(), seed=1)
+    again = collate(make_samples(), dtype=learner.dtype, device=CPU)
+    learner.score(again)
+    torch.testing.assert_close(again.ref_logprobs, first.proximal_logprobs, rtol=0, atol=1e-12)
+    assert (again.proximal_logprobs - first.proximal_logprobs).abs().max() > 1e-3
+
+
+def test_what_the_padding_holds_changes_nothing(monkeypatch):
+    clean = train_twice(EVERYTHING)
+
+    def soiled(*args, **kwargs):
+        batch = collate(*args, **kwargs)
+        padding = torch.arange(batch.token_ids.shape[1])[None] >= batch.lengths[:, None]
+        assert padding.any()
+        garbage = torch.randint(VOCAB, batch.token_ids.shape, generator=torch.Generator().manual_seed(1))
+        batch.token_ids = torch.where(padding, garbage, batch.token_ids)
+        batch.behavior_logprobs = torch.where(padding, 77.0, batch.behavior_logprobs)
+        batch.turn_ids = torch.where(padding, 7, batch.turn_ids)
+        return batch
+
+    monkeypatch.setattr(learner_module, "collate", soiled)
+    dirty = train_twice(EVERYTHING)
+    for ours, theirs in zip(dirty["metrics"], clean["metrics"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12, nan_ok=True)
+    for name, weight in clean["actor"].items():
+        torch.testing.assert_close(dirty["actor"][name], weight, rtol=1e-9, atol=1e-10)
+
+
+# -- updates ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_ratio_of_the_first_minibatch_is_one():
+    metrics = make_learner(make_config(**EVERYTHING)).train_on(make_samples(), seed=1)
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-9)
+    assert metrics["policy/ratio_max"] > 1.01  # later ones have moved
+
+
+def test_a_learning_rate_of_zero_changes_neither_weights_nor_logprobs():
+    learner = make_learner(
+        make_config(**with_settings(actor={"learning_rate": 0.0, "weight_decay": 0.0}, critic={"optimizer": {"learning_rate": 0.0}}))
+    )
+    before = {**weights_of(learner.actor), **weights_of(learner.critic)}
+    batch = collate(make_samples(), dtype=learner.dtype, device=CPU)
+    learner.score(batch)
+    for seed in range(3):
+        metrics = learner.train_on(make_samples(), seed=seed)
+        assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-12)
+        assert metrics["policy/grad_norm"] > 0
+    after = {**weights_of(learner.actor), **weights_of(learner.critic)}
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    again = collate(make_samples(), dtype=learner.dtype, device=CPU)
+    learner.score(again)
+    assert torch.equal(again.proximal_logprobs, batch.proximal_logprobs)
+
+
+def test_the_first_update_has_the_gradient_of_the_loss_written_out_by_hand():
+    sections = {"critic": {"optimizer": {"learning_rate": 1e-3}, "head_init": "orthogonal"}, "advantages": {"whiten": "none"}}
+    metrics = make_learner(make_config(**sections)).train_on(make_samples(), seed=1)
+    learner, batch = scored(sections)
+    lm, total, count, gradient_loss = make_lm(), 0.0, 0, 0.0
+    advantages = gae_advantages(
+        batch.rewards, batch.values, batch.action_mask, batch.bootstrap_value, discount=1.0, lam=0.95
+    )
+    for row, sample in enumerate(batch.samples):
+        logprobs = lm(torch.tensor(sample.token_ids)[None]).logits[0].log_softmax(-1)
+        for t in np.flatnonzero(sample.action_mask):
+            gradient_loss = gradient_loss - logprobs[t - 1, sample.token_ids[t]] * advantages[row, t]
+            total, count = total - advantages[row, t].item(), count + 1
+    (gradient_loss / count).backward()
+    norm = torch.cat([p.grad.flatten() for p in lm.parameters()]).norm().item()
+    assert metrics["policy/loss"] == pytest.approx(total / count, abs=1e-12)
+    assert metrics["policy/grad_norm"] == pytest.approx(norm, rel=1e-9)
+
+
+def test_value_pretraining_moves_the_critic_only():
+    learner = make_learner(make_config(**EVERYTHING))
+    actor, critic = weights_of(learner.actor), weights_of(learner.critic)
+    metrics = learner.train_on(make_samples(), seed=1, update_actor=False)
+    assert all(torch.equal(w, weights_of(learner.actor)[n]) for n, w in actor.items())
+    assert not torch.equal(critic["head.weight"], weights_of(learner.critic)["head.weight"])
+    assert "policy/loss" not in metrics
+    assert metrics["critic/grad_norm"] > 0
+    assert learner.actor_optimizer.num_updates == 0
+
+
+def test_target_kl_stops_the_passes_early():
+    config = make_config(**with_settings(update={"num_epochs": 4, "target_kl": 1e-4}))
+    metrics = make_learner(config).train_on(make_samples(), seed=1)
+    assert metrics["policy/early_stop"] == 1.0
+    assert metrics["policy/updates"] < 12
+    lenient = make_config(**with_settings(update={"num_epochs": 4, "target_kl": 1e6}))
+    metrics = make_learner(lenient).train_on(make_samples(), seed=1)
+    assert (metrics["policy/early_stop"], metrics["policy/updates"]) == (0.0, 12.0)
+
+
+def test_fewer_samples_than_minibatches_is_an_error_that_says_so():
+    learner = make_learner(make_config(**EVERYTHING))
+    with pytest.raises(ValueError, match="2 episodes cannot fill 3 minibatches"):
+        learner.train_on(make_samples(2), seed=1)
+
+
+def test_imitation_lowers_the_loss_of_what_it_imitates():
+    learner = make_learner(make_config(actor={"learning_rate": 1e-2}))
+    losses = learner.imitate(make_samples(), learner.config.actor, epochs=12, updates=1, seed=0)
+    assert losses[-1] < 0.7 * losses[0]
+    assert losses[0] == pytest.approx(first_loss(), rel=1e-9)
+
+
+def first_loss() -> float:
+    """Mean negative log-likelihood of the action tokens under the starting model, by a plain loop."""
+    lm, losses = make_lm(), []
+    for sample in make_samples():
+        with torch.no_grad():
+            logprobs = lm(torch.tensor(sample.token_ids)[None]).logits[0].log_softmax(-1)
+        losses += [-logprobs[t - 1, sample.token_ids[t]].item() for t in np.flatnonzero(sample.action_mask)]
+    return sum(losses) / len(losses)
+
+
+def test_starting_from_the_policy_copies_the_trunk_and_resets_the_head():
+    learner = make_learner(make_config(**with_settings(critic={"head_init": "zero"})))
+    with torch.no_grad():
+        for parameter in learner.actor.parameters():
+            parameter.mul_(1.3)
+        for parameter in learner.critic.parameters():
+            parameter.mul_(0.5)
+    learner.start_from_policy()
+    policy, critic = weights_of(learner.actor), weights_of(learner.critic)
+    for name, weight in critic.items():
+        if name.startswith("trunk."):
+            assert torch.equal(weight, policy[name.replace("trunk.", "lm.model.")]), name
+    assert (critic["head.weight"] == 0).all()
+    assert all(torch.equal(w, policy[n]) for n, w in weights_of(learner.reference).items())
+
+
+def test_an_orthogonal_value_head_depends_on_the_seed_and_has_norm_one():
+    heads = [weights_of(make_learner(make_config(seed=seed)).critic)["head.weight"] for seed in (0, 0, 1)]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+    assert heads[0].norm().item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_imitation_leaves_the_critic_alone():
+    learner = make_learner(make_config())
+    before = weights_of(learner.critic)
+    learner.imitate(make_samples(), learner.config.actor, epochs=1, updates=1, seed=0)
+    assert all(torch.equal(w, weights_of(learner.critic)[n]) for n, w in before.items())

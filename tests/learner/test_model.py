@@ -1,0 +1,127 @@
+"""Actor and critic: the right tokens scored, the same in chunks, renormalised over supports."""
+
+import pytest
+import torch
+from tiny_learner import VOCAB, make_lm
+
+from envgym.learner import model
+from envgym.learner.model import Actor, Critic
+
+TOKENS = torch.randint(VOCAB, (3, 11), generator=torch.Generator().manual_seed(0))
+ROWS, COLS = torch.tensor([0, 0, 1, 2, 2]), torch.tensor([1, 10, 4, 5, 6])
+SUPPORTS = torch.full((5, 4), -1)
+SUPPORTS[0, :2] = torch.tensor([TOKENS[0, 1], (TOKENS[0, 1] + 1) % VOCAB])
+SUPPORTS[2, :3] = torch.tensor([(TOKENS[1, 4] + 2) % VOCAB, TOKENS[1, 4], (TOKENS[1, 4] + 7) % VOCAB])
+SUPPORTS[3, 0] = TOKENS[2, 5]  # a support of one: certain
+
+
+def score(temperature=0.7, supports=None, with_entropy=True, dtype=torch.float64):
+    """Log-probabilities, entropies, and the gradient of a mixture of both."""
+    lm = make_lm(dtype)
+    actor = Actor(lm)
+    logprobs, entropy = actor(
+        TOKENS, ROWS, COLS, temperature=temperature, supports=supports, with_entropy=with_entropy
+    )
+    weights = torch.arange(1, 6, dtype=logprobs.dtype)
+    (weights @ logprobs + weights @ entropy.square()).backward()
+    return logprobs.detach(), entropy.detach(), {n: p.grad for n, p in lm.named_parameters()}
+
+
+def by_hand(temperature=0.7, supports=None):
+    with torch.no_grad():
+        logits = make_lm()(TOKENS).logits / temperature
+    logprobs, entropies = [], []
+    for k, (row, col) in enumerate(zip(ROWS.tolist(), COLS.tolist(), strict=True)):
+        kept = list(range(VOCAB))
+        if supports is not None and (supports[k] >= 0).any():
+            kept = supports[k][supports[k] >= 0].tolist()
+        distribution = logits[row, col - 1, kept].log_softmax(-1)
+        logprobs.append(distribution[kept.index(TOKENS[row, col].item())].item())
+        entropies.append(-(distribution.exp() * distribution).sum().item())
+    return logprobs, entropies
+
+
+@pytest.mark.parametrize("supports", [None, SUPPORTS], ids=["whole vocabulary", "supports"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_and_entropies_are_those_of_transformers(temperature, supports):
+    logprobs, entropies, _ = score(temperature, supports)
+    want_logprobs, want_entropies = by_hand(temperature, supports)
+    assert logprobs.tolist() == pytest.approx(want_logprobs, abs=1e-9)
+    assert entropies.tolist() == pytest.approx(want_entropies, abs=1e-9)
+
+
+def test_a_support_raises_the_probability_of_what_it_keeps():
+    free, kept = score()[0], score(supports=SUPPORTS)[0]
+    assert (kept[[0, 2, 3]] > free[[0, 2, 3]] + 0.1).all()
+    assert kept[3].item() == 0.0
+    assert torch.equal(kept[[1, 4]], free[[1, 4]])  # no support recorded
+
+
+@pytest.mark.parametrize("supports", [None, SUPPORTS], ids=["whole vocabulary", "supports"])
+@pytest.mark.parametrize("tokens_per_chunk", [1, 2])
+def test_chunks_change_neither_scores_nor_gradients(monkeypatch, supports, tokens_per_chunk):
+    whole = score(supports=supports)
+    monkeypatch.setattr(model, "HEAD_CHUNK_ELEMENTS", tokens_per_chunk * VOCAB)
+    calls = []
+    original = model._score
+    monkeypatch.setattr(model, "_score", lambda *args: (calls.append(len(args[1])), original(*args))[1])
+    chunked = score(supports=supports)
+    assert max(calls) == tokens_per_chunk and len(calls) >= 3
+    torch.testing.assert_close(chunked[0], whole[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(chunked[1], whole[1], rtol=0, atol=1e-12)
+    for name, gradient in whole[2].items():
+        assert gradient.isfinite().all(), name
+        torch.testing.assert_close(chunked[2][name], gradient, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_a_chunk_smaller_than_one_row_of_logits_still_scores(monkeypatch):
+    whole = score()
+    monkeypatch.setattr(model, "HEAD_CHUNK_ELEMENTS", 1)
+    torch.testing.assert_close(score()[0], whole[0], rtol=0, atol=1e-12)
+
+
+def test_without_entropy_the_logprobs_are_the_same_and_the_entropies_zero():
+    logprobs, entropy, _ = score(with_entropy=False)
+    assert torch.equal(logprobs, score()[0])
+    assert (entropy == 0).all()
+
+
+def test_half_precision_weights_give_scores_in_float32():
+    with torch.no_grad():
+        logprobs, _ = Actor(make_lm(torch.bfloat16))(TOKENS, ROWS, COLS, temperature=1.0)
+        values = Critic(make_lm(torch.bfloat16).model, 32)(TOKENS)
+    assert logprobs.dtype == values.dtype == torch.float32
+
+
+def test_nothing_to_score_gives_empty_tensors_with_a_graph():
+    lm = make_lm()
+    none = torch.zeros(0, dtype=torch.int64)
+    logprobs, entropy = Actor(lm)(TOKENS, none, none, temperature=1.0)
+    assert logprobs.shape == entropy.shape == (0,)
+    (logprobs.sum() + entropy.sum()).backward()
+    assert all((p.grad == 0).all() for p in lm.parameters() if p.grad is not None)
+
+
+def test_the_tokens_after_a_position_change_no_score_before_it():
+    other = TOKENS.clone()
+    other[:, 7:] = (other[:, 7:] + 5) % VOCAB
+    early = COLS < 7
+    with torch.no_grad():
+        actor = Actor(make_lm())
+        a = actor(TOKENS, ROWS[early], COLS[early], temperature=1.0)[0]
+        b = actor(other, ROWS[early], COLS[early], temperature=1.0)[0]
+    assert torch.equal(a, b)
+
+
+def test_a_new_critic_values_everything_at_zero():
+    with torch.no_grad():
+        assert (Critic(make_lm().model, 32)(TOKENS) == 0).all()
+
+
+def test_an_orthogonal_head_leaves_the_global_random_state_alone():
+    critic, state = Critic(make_lm().model, 32), torch.get_rng_state()
+    critic.init_head("orthogonal", seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert critic.head.weight.norm().item() == pytest.approx(1.0, abs=1e-6)
+    critic.init_head("zero", seed=3)
+    assert (critic.head.weight == 0).all()

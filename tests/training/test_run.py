@@ -1,0 +1,242 @@
+"""What a run writes and returns, and what it says when something in the configuration does not fit."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import registered
+from pydantic import ValidationError
+from tiny_runs import metrics_of, tiny, trajectories_of
+from transformers import AutoModelForCausalLM
+
+from envgym import Trajectory
+from envgym.errors import CollectionError, ModelError, UnknownIdError, UnplayableError
+from envgym.policies.tiny_model import create_model
+from envgym.run_folder import RunFolder, read_config, read_metrics
+from envgym.training import train
+
+SCRIPT = Path(__file__).parent.parent / "tiny_runs.py"
+SHORT = {"num_iterations": 1, "warm_start": None, "evaluation": {"episodes": 2}, "kl": None}
+WORLD = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return train(tiny(folder, num_iterations=2, checkpoint={"every": 1, "keep": 1}), progress=False)
+
+
+# -- what is left behind ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_holds_what_the_pages_say(run):
+    names = {path.name for path in run.run_dir.iterdir()}
+    assert names == {
+        "config.json",
+        "metrics.jsonl",
+        "trajectories.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "initial_model",
+        "model",
+    }
+    assert [p.name for p in (run.run_dir / "checkpoints").iterdir()] == ["000002"]
+    assert list((run.run_dir / "tensorboard").iterdir())
+    assert read_config(run.run_dir) == tiny(run.run_dir, num_iterations=2, checkpoint={"every": 1, "keep": 1})
+
+
+def test_every_iteration_is_logged_once_and_every_episode_recorded(run):
+    lines = read_metrics(run.run_dir)
+    assert [line["iteration"] for line in lines] == [0, 1, 2]
+    assert {"warm_start/loss_first", "warm_start/loss_last", "evaluation/sampled/return"} <= lines[0].keys()
+    assert lines[0]["warm_start/loss_last"] < lines[0]["warm_start/loss_first"]
+    for name in ("critic/explained_variance", "policy/kl_reference", "episode/return", "time/collect_s", "time/sync_s"):
+        assert name in lines[1]
+    records = [Trajectory.from_json(line) for line in (run.run_dir / "trajectories.jsonl").read_text().splitlines()]
+    assert len(records) == 2 * 6 and all(record.failure is None for record in records)
+    assert len({record.seed for record in records}) == 12
+    returns = [record.total_reward for record in records[:6]]
+    assert lines[1]["episode/return"] == pytest.approx(sum(returns) / 6)
+    tokens = sum(record.num_action_tokens for record in records[:6])
+    assert lines[1]["batch/action_tokens"] == tokens
+
+
+def test_value_pretraining_comes_first_and_leaves_the_policy_alone(run):
+    lines = read_metrics(run.run_dir)
+    assert [line["critic/pretraining"] for line in lines[1:]] == [1.0, 1.0]
+    assert "policy/loss" not in lines[1]
+    assert lines[0]["evaluation/greedy/return"] == lines[2]["evaluation/greedy/return"]
+
+
+def test_versions_of_the_weights_are_those_of_the_iteration_before(run):
+    versions = [
+        {span["version"] for turn in record["turns"] for span in turn["version_spans"]}
+        for record in trajectories_of(run.run_dir)
+    ]
+    assert versions == [{0}] * 6 + [{1}] * 6
+
+
+def test_the_result_says_what_the_files_say(run):
+    assert run.model_dir == run.run_dir / "model"
+    assert run.before.keys() == run.after.keys() == {"sampled", "greedy"}
+    last = read_metrics(run.run_dir)[-1]
+    assert last["evaluation/sampled/return"] == run.after["sampled"].mean_return
+    assert {name: value for name, value in last.items() if name != "iteration"} == run.metrics
+    assert run.example.failure is None and run.example.turns
+    model = AutoModelForCausalLM.from_pretrained(run.model_dir)
+    assert sum(p.numel() for p in model.parameters()) == sum(
+        p.numel() for p in AutoModelForCausalLM.from_pretrained(run.run_dir / "initial_model").parameters()
+    )
+
+
+def test_a_run_leaves_threads_and_process_groups_as_they_were(tmp_path):
+    threads = torch.get_num_threads()
+    train(tiny(tmp_path / "run", **SHORT, torch_threads=1), progress=False)
+    assert torch.get_num_threads() == threads
+    assert not torch.distributed.is_initialized()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("envgym-env")]
+
+
+def test_no_iteration_at_all_gives_the_warm_model(tmp_path):
+    result = train(tiny(tmp_path / "run", num_iterations=0), progress=False)
+    assert result.after["greedy"] == result.before["greedy"]
+    assert [line["iteration"] for line in metrics_of(result.run_dir)] == [0]
+
+
+def test_metrics_that_are_not_finite_are_written_as_null(tmp_path):
+    folder = RunFolder.create(tiny(tmp_path / "run"))
+    folder.log(1, {"a": math.nan, "b": math.inf, "c": 2.0})
+    folder.close()
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {"iteration": 1, "a": None, "b": None, "c": 2.0}
+
+
+# -- environments that fail ------------------------------------------------------------------------------------------
+
+
+def test_an_environment_that_sometimes_raises_is_trained_on_all_the_same(tmp_path):
+    env_id = registered(
+        "Flaky", kwargs={"fail_reset": lambda seed: seed % 4 == 0, "fail_step": lambda seed, turn: seed % 4 == 1}
+    )
+    config = tiny(tmp_path / "run", env={"id": env_id}, **SHORT)
+    result = train(config, progress=False)
+    records = trajectories_of(config.run_dir)
+    failed = [record for record in records if record["failure"] is not None]
+    assert len(records) - len(failed) == 6 and failed
+    assert all("OSError" in record["failure"] for record in failed)
+    assert result.metrics["episode/failed"] == len(failed)
+    finished = [sum(t["reward"] for t in record["turns"]) for record in records if record["failure"] is None]
+    assert result.metrics["episode/return"] == pytest.approx(sum(finished) / 6)
+
+
+def test_an_environment_that_always_raises_ends_the_run_with_its_failure(tmp_path):
+    env_id = registered("Dead", kwargs={"fail_reset": lambda seed: seed >= 2**32})
+    with pytest.raises(CollectionError, match="commonest failure so far .* OSError: the sandbox did not start"):
+        train(tiny(tmp_path / "run", env={"id": env_id}, **SHORT), progress=False)
+    assert not torch.distributed.is_initialized()
+    train(tiny(tmp_path / "next", env={"id": registered("Alive")}, **SHORT), progress=False)  # nothing is stuck
+
+
+# -- configurations that do not fit ----------------------------------------------------------------------------------
+
+
+def test_an_unknown_environment_is_named_with_the_nearest(tmp_path):
+    with pytest.raises(UnknownIdError, match=r"'envgym/PointerChas-v0'. Did you mean 'envgym/PointerChase-v0'\?"):
+        train(tiny(tmp_path / "run", env={"id": "envgym/PointerChas-v0"}), progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_argument_of_the_environment_is_named(tmp_path):
+    with pytest.raises(ValueError, match="takes no argument 'hop'; it takes max_turns, hops"):
+        train(tiny(tmp_path / "run", env={"id": "envgym/PointerChase-v0", "kwargs": {"hop": 1}}), progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "where", "what"),
+    [
+        ({"rollout": {"temprature": 1.0}}, "rollout.temprature", "Extra inputs are not permitted"),
+        ({"rollout": {"temperature": 0.0}}, "rollout.temperature", "greater than 0"),
+        ({"advantages": {"gamma": 1.5}}, "advantages.gamma", "less than or equal to 1"),
+        ({"policy_loss": {"aggregation": "mean"}}, "policy_loss.aggregation", "'token-mean', 'seq-mean-token-sum'"),
+        ({"actor": {"learning_rate": float("nan")}}, "actor.learning_rate", "finite number"),
+        ({"model": {"kind": "old"}}, "model", "'new', 'folder'"),
+    ],
+)
+def test_a_wrong_field_or_value_is_named(tmp_path, section, where, what):
+    with pytest.raises(ValidationError) as caught:
+        tiny(tmp_path / "run", **section)
+    assert where in str(caught.value) and what in str(caught.value)
+
+
+def test_fewer_episodes_than_minibatches_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"episodes_per_iteration \(2\) is smaller than update.num_minibatches \(4\)"):
+        tiny(tmp_path / "run", rollout={"episodes_per_iteration": 2}, update={"num_minibatches": 4})
+
+
+def test_a_run_folder_in_use_is_refused_and_left_alone(run, tmp_path):
+    before = (run.run_dir / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match=r"already holds a run; continue it with resume=True \(--resume\)"):
+        train(tiny(run.run_dir), progress=False)
+    assert (run.run_dir / "metrics.jsonl").read_text() == before
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(ValueError, match="is not an empty folder"):
+        train(tiny(tmp_path), progress=False)
+    with pytest.raises(ValueError, match="is not an empty folder"):
+        train(tiny(tmp_path / "thesis.txt"), progress=False)
+
+
+def test_a_missing_model_folder_is_named_and_leaves_no_run_behind(tmp_path):
+    config = tiny(tmp_path / "run", model={"kind": "folder", "path": str(tmp_path / "nowhere")})
+    with pytest.raises(ModelError, match="The model folder '.*nowhere' does not exist"):
+        train(config, progress=False)
+    assert not (tmp_path / "run").exists()  # so that the same command works once the path is right
+
+
+def test_a_vocabulary_mismatch_is_named(tmp_path):
+    folder = create_model(tmp_path / "model", **WORLD)
+    more = create_model(tmp_path / "more", **WORLD, words=("extra", "words"))
+    (folder / "tokenizer.json").write_text((more / "tokenizer.json").read_text())
+    with pytest.raises(ModelError, match="Vocabulary mismatch in '.*model'"):
+        train(tiny(tmp_path / "run", model={"kind": "folder", "path": str(folder)}), progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_context_shorter_than_the_first_prompt_is_an_error(tmp_path):
+    model = {"kind": "new", **WORLD, "context_length": 32}
+    with pytest.raises(UnplayableError, match=r"the first prompt has \d+ tokens but the policy's context holds 32"):
+        train(tiny(tmp_path / "run", **{**SHORT, "model": model}), progress=False)
+
+
+def test_a_model_of_a_folder_is_trained_and_left_as_it_was(tmp_path):
+    folder = create_model(tmp_path / "model", **WORLD, context_length=192)
+    before = (folder / "model.safetensors").read_bytes()
+    result = train(tiny(tmp_path / "run", model={"kind": "folder", "path": str(folder)}, **SHORT), progress=False)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert not (tmp_path / "run" / "initial_model").exists()
+    assert result.model_dir.is_dir()
+
+
+@pytest.mark.slow
+def test_fewer_episodes_than_ranks_is_one_clear_sentence(tmp_path):
+    config = tiny(
+        tmp_path / "run", rollout={"episodes_per_iteration": 1}, update={"num_epochs": 1, "num_minibatches": 1}
+    )
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(tmp_path / "config.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "episodes_per_iteration (1) is smaller than the number of ranks (2)" in done.stderr
+    assert not (tmp_path / "run").exists()
