@@ -14,9 +14,10 @@ help: ## list the targets
 
 install: $(STAMP) ## make .venv and install envgym with its development tools
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt bridges.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --no-deps -r bridges.txt
 	touch $(STAMP)
 
 quickstart: install ## train a small policy and show it before and after

@@ -35,6 +35,18 @@ class PolicyAgent(Agent):
         base: Any = env.unwrapped
         return PolicyPlayer(self, base.system_prompt, tools_for(env), seed)
 
+    def check_fits(self, num_prompt_tokens: int) -> None:
+        """Checks that the context holds a first prompt and something behind it.
+
+        Raises:
+            UnplayableError: It does not.
+        """
+        if num_prompt_tokens >= self.policy.context_length:
+            raise UnplayableError(
+                f"the first prompt has {num_prompt_tokens} tokens but the policy's context holds "
+                f"{self.policy.context_length}, the reply included; use a longer context or a shorter prompt"
+            )
+
     def hold(self) -> Callable[[], None]:
         """Keeps a deterministic policy from sampling until the returned function is called."""
         session = self.policy.open_session(seed=0)
@@ -62,12 +74,9 @@ class PolicyPlayer(Player):
         policy = self._agent.policy
         new_ids = self._observe(observation, info)
         prompt_ids = [*self._prompt_ids, *self._action_ids, *new_ids]
-        if len(prompt_ids) >= policy.context_length:
-            if not self._prompt_ids:
-                raise UnplayableError(
-                    f"the first prompt has {len(prompt_ids)} tokens but the policy's context holds "
-                    f"{policy.context_length}, the reply included; use a longer context or a shorter prompt"
-                )
+        if not self._prompt_ids:
+            self._agent.check_fits(len(prompt_ids))
+        elif len(prompt_ids) >= policy.context_length:
             raise PromptTooLong(self._within_context(new_ids))
         completion = await policy.generate(prompt_ids, self._agent.sampling, session=self._session)
         self._prompt_ids, self._action_ids = prompt_ids, completion.token_ids

@@ -49,7 +49,9 @@ def _message(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="envgym", description="Text environments for language-model agents, and their training.")
+    parser = argparse.ArgumentParser(
+        prog="envgym", description="Text environments for language-model agents, and their training."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     listing = commands.add_parser("list", help="list the registered environments")
@@ -79,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("config", nargs="?", help="name of a recipe, or a config.json")
     train.add_argument("--run-dir", type=Path, help="folder of the run (default runs/NAME)")
     train.add_argument("--seed", type=int, help="seed of the run")
-    train.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field, as in actor.learning_rate=1e-4")
+    train.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field: actor.learning_rate=1e-4"
+    )
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue a run from its newest checkpoint")
     train.set_defaults(run=_train)
 
@@ -176,14 +180,21 @@ def _train(arguments: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         print(f"\nenvgym: continue with `envgym train --resume {config.run_dir}`", file=sys.stderr)
         raise
-    console = Console()
-    columns = {f"{kind} {when}": report for kind in ("sampled", "greedy") for when, report in
-               (("before", result.before[kind]), ("after", result.after[kind]))}
+    console = Console(highlight=False)
+    columns = {
+        f"{kind} {when}": reports[kind]
+        for kind in ("sampled", "greedy")
+        for when, reports in (("before", result.before), ("after", result.after))
+    }
     console.print(report_table(f"{config.env.id} on {config.evaluation.episodes} held-out seeds", columns))
-    console.print("\nOne episode of the trained policy:", highlight=False)
-    console.print(episode_text(result.example), highlight=False, markup=False)
-    console.print(f"\nRun folder: {result.run_dir}", highlight=False, markup=False)
-    console.print(f"Evaluate it: envgym eval --agent {result.run_dir} --env {config.env.id} --episodes 256", highlight=False, markup=False)
+    command = f"envgym eval --agent {result.run_dir} --env {config.env.id} --episodes 256"
+    lines = [
+        "\nOne episode of the trained policy:",
+        episode_text(result.example),
+        f"\nRun folder: {result.run_dir}",
+        f"Evaluate it: {command}",
+    ]
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def _configured(arguments: argparse.Namespace) -> TrainConfig:

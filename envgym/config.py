@@ -73,7 +73,7 @@ class WarmStartConfig(Section):
     num_epochs: int = Field(1, ge=1, description="Passes over them.")
     batch_episodes: int = Field(64, ge=1, description="Trajectories of one update on all ranks together.")
     learning_rate: float = Field(
-        2e-3, ge=0, description="Peak; linear warm-up over 5 % of the updates, then cosine to a tenth."
+        2e-3, ge=0, description="Peak; linear warm-up over 5 % of the updates, then cosine to zero."
     )
 
 
@@ -215,10 +215,22 @@ class TrainConfig(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
     @model_validator(mode="after")
-    def _enough_episodes(self) -> TrainConfig:
+    def _batch_fits(self) -> TrainConfig:
         if self.rollout.episodes_per_iteration < self.update.num_minibatches:
             raise ValueError(
                 f"rollout.episodes_per_iteration ({self.rollout.episodes_per_iteration}) is smaller than "
                 f"update.num_minibatches ({self.update.num_minibatches}); every minibatch needs an episode"
+            )
+        kl = self.kl
+        if kl is not None and kl.target is not None and self.rollout.episodes_per_iteration >= 5 * kl.horizon:
+            raise ValueError(
+                f"kl.horizon ({kl.horizon:g}) must be above a fifth of rollout.episodes_per_iteration "
+                f"({self.rollout.episodes_per_iteration}), or the adaptive beta could turn negative"
+            )
+        warm = self.warm_start
+        if warm is not None and warm.num_episodes < warm.batch_episodes:
+            raise ValueError(
+                f"warm_start.num_episodes ({warm.num_episodes}) is smaller than warm_start.batch_episodes "
+                f"({warm.batch_episodes}); one update needs a batch"
             )
         return self

@@ -142,8 +142,8 @@ class PackageRenderer:
             self._renderer = renderers.create_renderer(tokenizer, kind(thinking_retention="all"))
         except (AssertionError, NotImplementedError, ValueError) as error:
             raise ModelError(
-                f"the renderers package has no append-only format {name!r} for {model!r} ({_first_sentence(error)}); name "
-                "the format the model was trained with, for example 'qwen3', or 'chatml' if it speaks plain ChatML"
+                f"the renderers package has no append-only format {name!r} for {model!r} ({_first_sentence(error)}); "
+                "name the format the model was trained with, for example 'qwen3', or 'chatml' if it speaks plain ChatML"
             ) from error
         self._tokenizer = tokenizer
         special = sorted((str(t) for t in tokenizer.added_tokens_decoder.values() if t.special), key=len, reverse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,17 @@ class RunFolder:
     def create(cls, config: TrainConfig) -> RunFolder:
         """A new run folder with its `config.json`.
 
+        What a run that ended before its first checkpoint left there is removed: there is nothing in it to continue.
+
         Raises:
-            ValueError: The folder already holds a run or anything else.
+            ValueError: The folder already holds a run with a checkpoint, or anything else.
         """
         path = config.run_dir
+        if (path / CONFIG).is_file() and not any((path / CHECKPOINTS).glob("[0-9]*")):
+            for name in (INITIAL_MODEL, CHECKPOINTS, EVENTS):
+                shutil.rmtree(path / name, ignore_errors=True)
+            for name in (CONFIG, METRICS, TRAJECTORIES):
+                (path / name).unlink(missing_ok=True)
         if (path / CONFIG).is_file():
             raise ValueError(
                 f"'{path}' already holds a run; continue it with resume=True (--resume) or choose another run_dir"
@@ -51,11 +59,12 @@ class RunFolder:
         """The folder of a run to continue.
 
         Raises:
-            CheckpointError: There is no run, or its configuration differs in more than its length.
+            CheckpointError: There is no run, or its configuration differs in more than its length, its evaluations and
+                checkpoints, and the device it runs on.
         """
         stored = read_config(config.run_dir).model_dump(mode="json")
         asked = config.model_dump(mode="json")
-        free = ("run_dir", "num_iterations", "checkpoint")
+        free = ("run_dir", "num_iterations", "checkpoint", "evaluation", "device", "torch_threads")
         changed = [key for key in asked if key not in free and asked[key] != stored.get(key)]
         if changed:
             raise CheckpointError(

@@ -50,7 +50,8 @@ def episode_text(trajectory: Trajectory) -> str:
     lines = [f"{trajectory.env_id}, seed {trajectory.seed}"]
     for number, turn in enumerate(trajectory.turns, start=1):
         parts = ", ".join(f"{name} {value:+.2f}" for name, value in turn.reward_components.items())
-        reward = f"   reward {turn.reward:+.2f}" + (f" ({parts})" if parts else "") if turn.executed else "   not executed"
+        paid = f"   reward {turn.reward:+.2f}" + (f" ({parts})" if parts else "")
+        reward = paid if turn.executed else "   not executed"
         lines += [f"  {number}  {_one_line(turn.observation)}", f"     > {_one_line(turn.action)}{reward}"]
     if trajectory.final_observation:
         lines.append(f"     {_one_line(trajectory.final_observation)}")

@@ -30,8 +30,10 @@ class Alphabet(envgym.TextEnv):
 
 
 envgym.register("mine/Alphabet-v0", Alphabet)
-learning = {"rollout": RolloutConfig(max_turn_tokens=4), "warm_start": WarmStartConfig(num_episodes=2000, batch_episodes=8),
-            "actor": OptimizerConfig(learning_rate=7e-4), "critic": CriticConfig(optimizer=OptimizerConfig(learning_rate=2e-3))}
-result = envgym.train(envgym.TrainConfig(run_dir=sys.argv[1] if len(sys.argv) > 1 else "runs/alphabet", torch_threads=1,
-                                         env=EnvConfig(id="mine/Alphabet-v0"), num_iterations=15, **learning))
+config = envgym.TrainConfig(
+    run_dir=(sys.argv[1:] or ["runs/alphabet"])[0], env=EnvConfig(id="mine/Alphabet-v0"), num_iterations=15,
+    torch_threads=1, rollout=RolloutConfig(max_turn_tokens=4), actor=OptimizerConfig(learning_rate=7e-4),
+    warm_start=WarmStartConfig(num_episodes=2000, batch_episodes=8),
+    critic=CriticConfig(optimizer=OptimizerConfig(learning_rate=2e-3)))
+result = envgym.train(config)
 print(f"success: {result.before['sampled'].success:.2f} -> {result.after['sampled'].success:.2f}")

@@ -6,7 +6,15 @@ The same file trains on two FSDP ranks: torchrun --nproc-per-node 2 examples/tra
 import sys
 
 import envgym
-from envgym.config import CriticConfig, EnvConfig, NewModel, OptimizerConfig, PolicyLossConfig, RolloutConfig, WarmStartConfig
+from envgym.config import (
+    CriticConfig,
+    EnvConfig,
+    NewModel,
+    OptimizerConfig,
+    PolicyLossConfig,
+    RolloutConfig,
+    WarmStartConfig,
+)
 
 config = envgym.TrainConfig(
     run_dir=sys.argv[1] if len(sys.argv) > 1 else "runs/train",

@@ -1,4 +1,4 @@
-"""A model, a configuration and a batch small enough to reason about, for the tests of the learner on one or more ranks."""
+"""A model, a configuration and a batch small enough to reason about, for tests of the learner on one or more ranks."""
 
 from __future__ import annotations
 
@@ -122,9 +122,7 @@ def make_samples(count: int = 7) -> list[Sample]:
     """Samples of different lengths and endings."""
     endings = ("terminated", "max_turns", "response_length", "terminated", "context", "time_limit", "terminated")
     return [
-        make_sample(
-            make_trajectory(i, ending=endings[i % len(endings)], num_turns=1 + i % 4, words=2 + 3 * (i % 3)), i
-        )
+        make_sample(make_trajectory(i, ending=endings[i % len(endings)], num_turns=1 + i % 4, words=2 + 3 * (i % 3)), i)
         for i in range(count)
     ]
 

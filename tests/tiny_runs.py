@@ -1,6 +1,6 @@
 """A training run of a few seconds, and how to compare two of them. As a script: trains what a JSON file says.
 
-    python tiny_runs.py config.json [--resume]
+python tiny_runs.py config.json [--resume]
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from envgym.config import TrainConfig
 
 TINY: dict[str, Any] = {
     "env": {"id": "envgym/PointerChase-v0", "max_turns": 4, "kwargs": {"hops": 1, "distractors": 1}},
-    "model": {"kind": "new", "hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "context_length": 192},
+    "model": {
+        "kind": "new",
+        "hidden_size": 32,
+        "num_layers": 1,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "context_length": 192,
+    },
     "num_iterations": 4,
     "seed": 3,
     "device": "cpu",
@@ -53,6 +60,4 @@ def trajectories_of(run_dir: Path) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     from envgym.training import train
 
-    train(
-        TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), resume="--resume" in sys.argv, progress=False
-    )
+    train(TrainConfig.model_validate_json(Path(sys.argv[1]).read_text()), resume="--resume" in sys.argv, progress=False)

@@ -146,6 +146,7 @@ class Learner:
         sums = MetricSums(self.device)
         rng = np.random.default_rng((seed, 1))
         num_updates, stopped = 0, False
+        skipped = self.actor_optimizer.num_skipped + self.critic_optimizer.num_skipped
         for epoch in range(update.num_epochs):
             if epoch and self.config.advantages.recompute_each_epoch:
                 self._score_values(batch)
@@ -165,6 +166,8 @@ class Learner:
             if stopped:
                 break
         metrics["policy/early_stop"] = float(stopped)
+        skipped = self.actor_optimizer.num_skipped + self.critic_optimizer.num_skipped - skipped
+        metrics["batch/skipped_updates"] = float(skipped)
         return metrics | update_metrics(sums, num_updates)
 
     def score(self, batch: Batch) -> None:

@@ -35,6 +35,10 @@ def learning_rate(config: OptimizerConfig, update: int, total_updates: int) -> f
 class Optimizer:
     """Updates the parameters of one module.
 
+    Attributes:
+        num_updates: Updates so far, skipped ones included; the schedule goes by it.
+        num_skipped: Updates whose gradient was not finite, since this object was made.
+
     Args:
         module: Sharded or not; its parameters must be final (an optimizer holds on to them).
         config: Learning rate, schedule, clipping.
@@ -46,6 +50,7 @@ class Optimizer:
         self.config = config
         self.total_updates = total_updates
         self.num_updates = 0
+        self.num_skipped = 0
         self.adam = torch.optim.AdamW(
             module.parameters(),
             lr=config.learning_rate,
@@ -66,6 +71,8 @@ class Optimizer:
             group["lr"] = learning_rate(self.config, self.num_updates, self.total_updates)
         if math.isfinite(norm):
             self.adam.step()
+        else:
+            self.num_skipped += 1
         self.adam.zero_grad(set_to_none=True)
         self.num_updates += 1
         return norm

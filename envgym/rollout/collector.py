@@ -14,6 +14,7 @@ from envgym.agent import Agent
 from envgym.env import TextEnv
 from envgym.errors import CollectionError
 from envgym.rollout.episode import play_episode
+from envgym.rollout.loop import run_to_end
 from envgym.types import Trajectory
 
 MAX_ATTEMPTS = 3
@@ -92,7 +93,7 @@ class Collector:
             CollectionError: An episode failed and so did all its replacements.
             ValueError: The agent cannot play this environment.
         """
-        return asyncio.run(_Run(self, agent, requests, on_episode, allow_missing).collect())
+        return run_to_end(_Run(self, agent, requests, on_episode, allow_missing).collect())
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Awaits a blocking function in a worker thread."""

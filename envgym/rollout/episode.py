@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import inspect
+import json
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +15,7 @@ from envgym.agent import Action, Agent, Player, PromptTooLong
 from envgym.env import Step, TextEnv
 from envgym.errors import UnplayableError
 from envgym.registry import make
+from envgym.rollout.loop import run_to_end
 from envgym.types import Completion, Trajectory, TruncationReason, Turn
 
 Call = Callable[..., Awaitable[Any]]
@@ -65,7 +66,7 @@ def run_episode(
         return function(*args)
 
     try:
-        return asyncio.run(play_episode(made, player_of, seed=seed, options=options, call=call))
+        return run_to_end(play_episode(made, player_of, seed=seed, options=options, call=call))
     finally:
         if isinstance(env, str):
             made.close()
@@ -213,9 +214,18 @@ def _success(info: Mapping[str, Any]) -> bool | None:
 
 
 def _rest(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What `info` holds beside the entries that have a place of their own in the record."""
+    """What `info` holds beside the entries that have a place of their own in the record.
+
+    Raises:
+        ValueError: Something in it cannot be written down.
+    """
     placed = ("reward_components", "truncation_reason", "success", "role", "action_error")
-    return {key: value for key, value in info.items() if key not in placed}
+    rest = {key: value for key, value in info.items() if key not in placed}
+    try:
+        json.dumps(rest, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"everything in info must be JSON-serialisable: {error}") from error
+    return rest
 
 
 def _executed(turn: Turn, step: Step, seconds: float) -> Turn:

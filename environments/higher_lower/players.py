@@ -31,35 +31,35 @@ class Bisector(Player):
             self.high = min(self.high, self.guess - 1)
 
 
-class RoughBisector(Bisector):
-    """Guesses near the middle, sometimes anywhere in the remaining range, sometimes outside it or not a number.
+class MoodyBisector(Bisector):
+    """Guesses the middle of what is left in careful episodes, and mostly anything in careless ones.
+
+    Deep in the game, where a plan needs five right guesses in a row, only a player that is careful for a whole episode
+    shows how to go on; with slips that are independent from turn to turn those states are hardly ever seen.
 
     Args:
-        rng: Source of its mistakes.
+        rng: Source of its mood and its mistakes.
     """
 
-    ANYWHERE, OUTSIDE, MALFORMED = 0.15, 0.4, 0.08
-    """Probability of each kind of slip in a turn."""
-    SPREAD = 0.25
-    """Standard deviation of the other guesses around the middle, in lengths of the remaining range."""
+    CARELESS = 0.6
+    """Probability that an episode is a careless one."""
+    MALFORMED = 0.06
+    """Probability that a turn is not a number."""
+    ANYWHERE_CAREFUL, ANYWHERE_CARELESS = 0.12, 0.7
+    """Probability that a turn is a guess from the whole range, whatever the replies said."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         super().__init__()
         self.rng = rng
+        self.anywhere = self.ANYWHERE_CARELESS if rng.random() < self.CARELESS else self.ANYWHERE_CAREFUL
 
     def act(self, observation: str, info: Mapping[str, Any]) -> str:
-        self.read(observation)
+        middle = super().act(observation, info)
         draw = self.rng.random()
         if draw < self.MALFORMED:
             self.guess = None
             return ("?", "lower", "higher", "")[int(self.rng.integers(4))]
-        if draw < self.MALFORMED + self.OUTSIDE:
-            outside = [*range(LOW, self.low), *range(self.high + 1, HIGH + 1)] or [LOW, HIGH]
-            self.guess = outside[int(self.rng.integers(len(outside)))]
-        elif draw < self.MALFORMED + self.OUTSIDE + self.ANYWHERE:
-            self.guess = int(self.rng.integers(self.low, self.high + 1))
-        else:
-            width = self.high - self.low + 1
-            guess = self.rng.normal((self.low + self.high) / 2, self.SPREAD * width)
-            self.guess = int(np.clip(round(guess), self.low, self.high))
-        return str(self.guess)
+        if draw < self.MALFORMED + self.anywhere:
+            self.guess = int(self.rng.integers(LOW, HIGH + 1))
+            return str(self.guess)
+        return middle

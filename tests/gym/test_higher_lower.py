@@ -102,7 +102,7 @@ def test_bisection_finds_63_of_64_numbers():
     assert sum(play(env, env.solver(), seed) for seed in seeds.values()) == 63
 
 
-def test_the_demonstrator_succeeds_in_a_seventh_of_the_episodes():
+def test_the_demonstrator_succeeds_in_a_third_of_the_episodes():
     env = envgym.make("envgym/HigherLower-v0")
     rate = np.mean([play(env, env.unwrapped.demonstrator(np.random.default_rng([s, 1])), s) for s in range(2000)])
-    assert 0.10 < rate < 0.20
+    assert 0.29 < rate < 0.35

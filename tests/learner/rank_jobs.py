@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from tiny_learner import CPU, EVERYTHING, VOCAB, make_config, make_learner, make_lm, make_samples, weights_of
 
+from envgym.learner import model
 from envgym.learner.batching import exchange_samples, plan_microbatches
 from envgym.learner.checkpoint import load_checkpoint, save_checkpoint
-from envgym.learner import model
 from envgym.learner.model import Actor
 from envgym.learner.sharding import shard
 from envgym.weight_sync.buckets import weight_buckets
@@ -30,6 +30,8 @@ def share(samples: list[Any], split: str) -> list[Any]:
         return samples
     return [sample for sample in samples if SPLITS[split](sample.index) == dist.get_rank()]
 
+
+EARLY_STOP = {**EVERYTHING, "update": {"num_epochs": 4, "num_minibatches": 3, "target_kl": 0.02}}
 
 FLOAT32 = {
     **EVERYTHING,
@@ -84,7 +86,12 @@ def skip_a_bad_update() -> dict[str, Any]:
     if dist.get_rank() == 0:
         first.grad.to_local()[0, 0] = float("nan")
     norm = learner.actor_optimizer.step()
-    return {"norm": norm, "before": before, "after": weights_of(learner.actor), "updates": learner.actor_optimizer.num_updates}
+    return {
+        "norm": norm,
+        "before": before,
+        "after": weights_of(learner.actor),
+        "updates": learner.actor_optimizer.num_updates,
+    }
 
 
 def exchange() -> dict[str, Any]:
@@ -93,7 +100,9 @@ def exchange() -> dict[str, Any]:
     to = [1, 0, 1, 1, 0][: len(mine)]
     arrived = exchange_samples(mine, to, device=CPU)
     groups = plan_microbatches(
-        torch.tensor([s.length for s in arrived]), torch.arange(len(arrived)), max_tokens=20 if dist.get_rank() else 10**6
+        torch.tensor([s.length for s in arrived]),
+        torch.arange(len(arrived)),
+        max_tokens=20 if dist.get_rank() else 10**6,
     )
     return {"samples": arrived, "groups": groups}
 
@@ -117,7 +126,12 @@ def save_then_train(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     save_checkpoint(Path(folder), learner, {"note": "kept"}, iteration=1, keep=2)
     saved = snapshot(learner)
     metrics = learner.train_on(share(make_samples(), "even"), seed=6)
-    return {"saved": saved, "metrics": metrics, "actor": weights_of(learner.actor), "critic": weights_of(learner.critic)}
+    return {
+        "saved": saved,
+        "metrics": metrics,
+        "actor": weights_of(learner.actor),
+        "critic": weights_of(learner.critic),
+    }
 
 
 def load_then_train(path: str, sections: dict[str, Any]) -> dict[str, Any]:
@@ -158,8 +172,11 @@ def snapshot(learner: Any) -> dict[str, Any]:
 def everything_on_two_ranks(folder: str, checkpoint_of_one: str) -> dict[str, Any]:
     """All two-rank jobs in one world, since starting processes is what takes long."""
     small = {**EVERYTHING, "update": {**EVERYTHING["update"], "max_microbatch_tokens": 25}}
-    minibatch = {**EVERYTHING, "advantages": {**EVERYTHING["advantages"], "whiten": "minibatch", "recompute_each_epoch": True}}
-    results = {
+    minibatch = {
+        **EVERYTHING,
+        "advantages": {**EVERYTHING["advantages"], "whiten": "minibatch", "recompute_each_epoch": True},
+    }
+    return {
         "float64": train_twice(EVERYTHING),
         "float64 uneven": train_twice(EVERYTHING, "all but one on the second"),
         "float64 one rank collected all": train_twice(EVERYTHING, "everything on the first"),
@@ -174,5 +191,5 @@ def everything_on_two_ranks(folder: str, checkpoint_of_one: str) -> dict[str, An
         "buckets": buckets(),
         "saved": save_then_train(folder, EVERYTHING),
         "loaded from one": load_then_train(checkpoint_of_one, EVERYTHING),
+        "early stop": train_twice(EARLY_STOP, "all but one on the second"),
     }
-    return results

@@ -88,4 +88,6 @@ def test_micro_batches_take_rows_of_similar_length_together(one_rank):
 
 
 def test_a_rank_without_rows_gets_no_group_of_its_own(one_rank):
-    assert plan_microbatches(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64), max_tokens=9) == []
+    assert (
+        plan_microbatches(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64), max_tokens=9) == []
+    )

@@ -1,12 +1,23 @@
-"""What a learner computes on one rank: scores against transformers, micro-batch splits, padding, and what lr = 0 leaves."""
+"""What a learner computes on one rank: scores against transformers, micro-batches, padding, and what lr = 0 leaves."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import torch
 from rank_jobs import train_twice
-from tiny_learner import CPU, EVERYTHING, VOCAB, make_config, make_learner, make_lm, make_samples, make_trajectory, weights_of
+from tiny_learner import (
+    CPU,
+    EVERYTHING,
+    VOCAB,
+    make_config,
+    make_learner,
+    make_lm,
+    make_samples,
+    make_trajectory,
+    weights_of,
+)
 
 from envgym.learner import learner as learner_module
 from envgym.learner.advantages import estimate_advantages
@@ -47,7 +58,9 @@ def test_the_size_of_micro_batches_changes_nothing(aggregation):
 
 
 def test_the_aggregations_differ_so_the_test_above_can_fail():
-    losses = {a: train_twice(with_settings(policy_loss={"aggregation": a}), seeds=(5,))["metrics"][0] for a in AGGREGATIONS}
+    losses = {
+        a: train_twice(with_settings(policy_loss={"aggregation": a}), seeds=(5,))["metrics"][0] for a in AGGREGATIONS
+    }
     assert len({round(m["critic/loss"], 12) for m in losses.values()}) == 4
 
 
@@ -98,7 +111,7 @@ def test_a_truncated_episode_bootstraps_from_its_last_position_and_a_terminated_
 @pytest.mark.parametrize("ending", ["response_length", "context"])
 def test_a_turn_cut_in_mid_generation_bootstraps_undiscounted_from_the_sequence_so_far(ending):
     trajectory = make_trajectory(3, ending=ending, num_turns=2)
-    learner, batch = scored({}, [make_sample(trajectory, 0)])
+    _learner, batch = scored({}, [make_sample(trajectory, 0)])
     assert batch.samples[0].mid_turn_cut
     assert batch.action_mask[0, -1]  # the last token of the stream is a sampled one
     config = make_config(advantages={"gamma": 0.5, "gae_lambda_policy": 0.0, "whiten": "none"}).advantages
@@ -112,7 +125,7 @@ def test_a_turn_cut_in_mid_generation_bootstraps_undiscounted_from_the_sequence_
 
 @pytest.mark.parametrize("ending", ["max_turns", "context_overflow"])
 def test_a_cut_after_an_executed_turn_bootstraps_discounted(ending):
-    learner, batch = scored({}, [make_sample(make_trajectory(3, ending=ending, num_turns=2), 0)])
+    _learner, batch = scored({}, [make_sample(make_trajectory(3, ending=ending, num_turns=2), 0)])
     assert not batch.samples[0].mid_turn_cut
     config = make_config(advantages={"gamma": 0.5, "gae_lambda_policy": 0.0, "whiten": "none"}).advantages
     estimate_advantages(batch, config, rewards=batch.rewards)
@@ -124,7 +137,7 @@ def test_a_cut_after_an_executed_turn_bootstraps_discounted(ending):
 def test_the_same_stream_terminated_and_truncated_differs_by_the_bootstrap_alone():
     truncated = make_sample(make_trajectory(3, ending="max_turns"), 0)
     ended = dataclasses.replace(truncated, terminated=True, ending="terminated", index=1)
-    learner, batch = scored({}, [truncated, ended])
+    _learner, batch = scored({}, [truncated, ended])
     config = make_config(advantages={"whiten": "none", "gae_lambda_policy": 1.0}).advantages
     estimate_advantages(batch, config, rewards=batch.rewards)
     gap = (batch.advantages[0] - batch.advantages[1])[batch.action_mask[0]]
@@ -151,7 +164,7 @@ def test_the_kl_penalty_is_taken_off_action_tokens_and_nowhere_else():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_proximal_logprobs_are_those_of_transformers_at_the_sampling_temperature(temperature):
-    learner, batch = scored({"rollout": {"episodes_per_iteration": 8, "temperature": temperature}})
+    _learner, batch = scored({"rollout": {"episodes_per_iteration": 8, "temperature": temperature}})
     lm = make_lm()
     for row, sample in enumerate(batch.samples):
         with torch.no_grad():
@@ -205,7 +218,11 @@ def test_the_ratio_of_the_first_minibatch_is_one():
 
 def test_a_learning_rate_of_zero_changes_neither_weights_nor_logprobs():
     learner = make_learner(
-        make_config(**with_settings(actor={"learning_rate": 0.0, "weight_decay": 0.0}, critic={"optimizer": {"learning_rate": 0.0}}))
+        make_config(
+            **with_settings(
+                actor={"learning_rate": 0.0, "weight_decay": 0.0}, critic={"optimizer": {"learning_rate": 0.0}}
+            )
+        )
     )
     before = {**weights_of(learner.actor), **weights_of(learner.critic)}
     batch = collate(make_samples(), dtype=learner.dtype, device=CPU)
@@ -221,23 +238,47 @@ def test_a_learning_rate_of_zero_changes_neither_weights_nor_logprobs():
     assert torch.equal(again.proximal_logprobs, batch.proximal_logprobs)
 
 
-def test_the_first_update_has_the_gradient_of_the_loss_written_out_by_hand():
-    sections = {"critic": {"optimizer": {"learning_rate": 1e-3}, "head_init": "orthogonal"}, "advantages": {"whiten": "none"}}
+@pytest.mark.parametrize("terms", [False, True], ids=["plain", "temperature, entropy bonus, importance weights"])
+def test_the_first_update_has_the_gradients_of_the_losses_written_out_by_hand(terms):
+    temperature, entropy_coefficient, cap = (0.7, 0.3, 1.5) if terms else (1.0, 0.0, math.inf)
+    sections = {"advantages": {"whiten": "none"}, "rollout": {"episodes_per_iteration": 8, "temperature": temperature}}
+    if terms:
+        sections["policy_loss"] = {"entropy_coefficient": 0.3, "importance": "tis", "importance_cap": 1.5}
     metrics = make_learner(make_config(**sections)).train_on(make_samples(), seed=1)
-    learner, batch = scored(sections)
-    lm, total, count, gradient_loss = make_lm(), 0.0, 0, 0.0
-    advantages = gae_advantages(
-        batch.rewards, batch.values, batch.action_mask, batch.bootstrap_value, discount=1.0, lam=0.95
-    )
+    _, batch = scored(sections)
+    rewards_and_values = (batch.rewards, batch.values, batch.action_mask, batch.bootstrap_value)
+    advantages = gae_advantages(*rewards_and_values, discount=1.0, lam=0.95)
+    targets = gae_advantages(*rewards_and_values, discount=1.0, lam=1.0) + batch.values
+    lm, trunk, count = make_lm(), make_lm().model, int(batch.action_mask.sum())
+    head = weights_of(make_learner(make_config(**sections)).critic)["head.weight"][0].requires_grad_()
+    policy, entropy, value, capped = 0.0, 0.0, 0.0, 0
     for row, sample in enumerate(batch.samples):
-        logprobs = lm(torch.tensor(sample.token_ids)[None]).logits[0].log_softmax(-1)
+        ids = torch.tensor(sample.token_ids)[None]
+        distribution = (lm(ids).logits[0] / temperature).log_softmax(-1)
+        values = trunk(ids).last_hidden_state[0] @ head
         for t in np.flatnonzero(sample.action_mask):
-            gradient_loss = gradient_loss - logprobs[t - 1, sample.token_ids[t]] * advantages[row, t]
-            total, count = total - advantages[row, t].item(), count + 1
-    (gradient_loss / count).backward()
-    norm = torch.cat([p.grad.flatten() for p in lm.parameters()]).norm().item()
-    assert metrics["policy/loss"] == pytest.approx(total / count, abs=1e-12)
-    assert metrics["policy/grad_norm"] == pytest.approx(norm, rel=1e-9)
+            logprob = distribution[t - 1, sample.token_ids[t]]
+            ratio = math.exp(logprob.item() - sample.behavior_logprobs[t])
+            capped += ratio > cap
+            weight = min(ratio, cap) if terms else 1.0
+            # On-policy the ratio is 1, so its gradient is that of the log-probability.
+            policy = policy - weight * advantages[row, t] * (logprob - logprob.detach()).exp() / count
+            entropy = entropy - (distribution[t - 1].exp() * distribution[t - 1]).sum() / count
+            value = value + 0.5 * (values[t - 1] - targets[row, t]) ** 2 / count
+    assert (0 < capped < count) == terms
+    (policy - entropy_coefficient * entropy).backward()
+    value.backward()
+    assert metrics["policy/loss"] == pytest.approx(policy.item(), abs=1e-12)
+    assert metrics["policy/entropy"] == pytest.approx(entropy.item(), rel=1e-9)
+    assert metrics["critic/loss"] == pytest.approx(value.item(), rel=1e-9)
+    assert metrics["policy/grad_norm"] == pytest.approx(norm_of([p.grad for p in lm.parameters()]), rel=1e-9)
+    assert metrics["critic/grad_norm"] == pytest.approx(
+        norm_of([p.grad for p in trunk.parameters()] + [head.grad]), rel=1e-9
+    )
+
+
+def norm_of(gradients):
+    return torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
 
 
 def test_value_pretraining_moves_the_critic_only():

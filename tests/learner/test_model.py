@@ -19,9 +19,7 @@ def score(temperature=0.7, supports=None, with_entropy=True, dtype=torch.float64
     """Log-probabilities, entropies, and the gradient of a mixture of both."""
     lm = make_lm(dtype)
     actor = Actor(lm)
-    logprobs, entropy = actor(
-        TOKENS, ROWS, COLS, temperature=temperature, supports=supports, with_entropy=with_entropy
-    )
+    logprobs, entropy = actor(TOKENS, ROWS, COLS, temperature=temperature, supports=supports, with_entropy=with_entropy)
     weights = torch.arange(1, 6, dtype=logprobs.dtype)
     (weights @ logprobs + weights @ entropy.square()).backward()
     return logprobs.detach(), entropy.detach(), {n: p.grad for n, p in lm.named_parameters()}

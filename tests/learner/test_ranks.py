@@ -4,7 +4,16 @@ import math
 
 import pytest
 import torch
-from rank_jobs import FLOAT32, everything_on_two_ranks, imitate, load_then_train, save_then_train, train_twice, train_with_tiny_chunks
+from rank_jobs import (
+    EARLY_STOP,
+    FLOAT32,
+    everything_on_two_ranks,
+    imitate,
+    load_then_train,
+    save_then_train,
+    train_twice,
+    train_with_tiny_chunks,
+)
 from tiny_learner import EVERYTHING, make_lm, make_samples, on_ranks
 
 pytestmark = pytest.mark.slow
@@ -91,6 +100,14 @@ def test_two_ranks_agree_with_one_in_float32(one_rank, two_ranks):
         for key in ("policy/loss", "critic/loss", "policy/grad_norm", "critic/grad_norm", "policy/entropy"):
             assert rank["float32"]["metrics"][0][key] == pytest.approx(alone["metrics"][0][key], rel=1e-5), key
         assert_same_weights(rank["float32"], alone, rel=1e-5)
+
+
+def test_both_ranks_stop_at_the_update_at_which_one_rank_alone_stops(one_rank, two_ranks):
+    alone = train_twice(EARLY_STOP)
+    assert any(metrics["policy/early_stop"] == 1.0 for metrics in alone["metrics"])
+    assert any(1 < metrics["policy/updates"] < 12 for metrics in alone["metrics"])
+    for rank in two_ranks:
+        assert_same_run(rank["early stop"], alone, rel=1e-9)
 
 
 def test_both_ranks_report_the_same_metrics_and_weights(two_ranks):

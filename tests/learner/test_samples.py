@@ -91,7 +91,7 @@ def test_a_failed_episode_is_refused_with_its_failure():
 
 def test_an_episode_without_tokens_is_refused():
     bare = dataclasses.replace(ENDED, turns=(Turn("a", "x", 1.0),), final_observation_ids=())
-    with pytest.raises(ValueError, match="has no action token.*agent without tokens"):
+    with pytest.raises(ValueError, match=r"has no action token.*agent without tokens"):
         make_sample(bare, 0)
 
 

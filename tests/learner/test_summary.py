@@ -113,6 +113,13 @@ def test_update_metrics_are_means_over_tokens_not_means_of_means():
 
 def test_the_metrics_of_an_iteration_have_no_gaps():
     metrics = make_learner(make_config()).train_on(make_samples(), seed=0)
-    for name in ("policy/loss", "policy/entropy", "policy/kl_proximal", "policy/grad_norm", "critic/loss", "critic/rmse"):
+    for name in (
+        "policy/loss",
+        "policy/entropy",
+        "policy/kl_proximal",
+        "policy/grad_norm",
+        "critic/loss",
+        "critic/rmse",
+    ):
         assert name in metrics
     assert all(isinstance(value, float) for value in metrics.values())

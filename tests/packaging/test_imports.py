@@ -39,7 +39,8 @@ ALLOWED: dict[str, frozenset[str]] = {
 }
 """What a unit (a module or package directly below envgym) may import of envgym besides itself.
 
-Units that are not named here stand above all of these and may import anything, but only `training` the learner.
+Units that are not named here stand above all of these and may import anything, but only `training` and `trainer` import
+the learner.
 """
 
 
@@ -98,7 +99,7 @@ def test_imports_point_one_way() -> None:
             if target_unit == unit or (target == "envgym" and unit in ("agents", "environments")):
                 continue
             if unit not in ALLOWED:
-                permitted = target_unit != "learner" or unit == "training"
+                permitted = target_unit != "learner" or unit in ("training", "trainer")
             else:
                 permitted = target_unit in ALLOWED[unit]
             if not permitted:
@@ -106,13 +107,13 @@ def test_imports_point_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_training_joins_rollout_and_learner() -> None:
+def test_only_the_trainer_joins_rollout_and_learner() -> None:
     joining = []
     for name, path in MODULES.items():
         units = {unit_of(target) for target, _ in imports_of(path) if target.startswith("envgym.")}
         if {"rollout", "learner"} <= units:
             joining.append(name)
-    assert joining == ["envgym.training"]
+    assert joining == ["envgym.trainer"]
 
 
 def test_an_environment_imports_no_other_environment() -> None:

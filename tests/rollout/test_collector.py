@@ -14,7 +14,7 @@ from envgym.policies.tiny_model import byte_tokenizer, create_model
 from envgym.policies.torch_policy import TorchPolicy
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.collector import Collector, EpisodeRequest
-from envgym.rollout.episode import FunctionAgent
+from envgym.rollout.episode import FunctionAgent, run_episode
 from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
 from envgym.types import SamplingParams
 
@@ -49,9 +49,7 @@ def folder(tmp_path_factory):
 def torch_agent(folder, *, max_concurrency=3, deterministic=True, **sampling):
     policy = TorchPolicy(folder, max_concurrency=max_concurrency, deterministic=deterministic)
     # Half the vocabulary ends a turn, so that an untrained model finishes most of its turns.
-    return PolicyAgent(
-        policy, RENDERER, SamplingParams(max_new_tokens=8, stop_token_ids=tuple(range(128)), **sampling)
-    )
+    return PolicyAgent(policy, RENDERER, SamplingParams(max_new_tokens=8, stop_token_ids=tuple(range(128)), **sampling))
 
 
 # -- order and concurrency -------------------------------------------------------------------------------------------
@@ -109,7 +107,9 @@ def test_numbers_below_one_are_refused():
 # -- determinism -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}], ids=["plain", "top-k top-p"])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9}], ids=["plain", "top-k top-p"]
+)
 def test_deterministic_sampling_does_not_depend_on_the_timing_of_environments(folder, sampling):
     def play(delay):
         collection = collect(torch_agent(folder, **sampling), requests(10), concurrency=3, delay=delay, length=3)
@@ -128,7 +128,10 @@ def test_deterministic_sampling_does_not_depend_on_the_timing_of_environments(fo
 def test_failures_do_not_disturb_what_other_episodes_sample(folder):
     clean = collect(torch_agent(folder), requests(8), concurrency=8)
     disturbed = collect(
-        torch_agent(folder), requests(8, spares=(1,)), concurrency=8, fail_step=lambda seed, turn: seed == 5 and turn == 1
+        torch_agent(folder),
+        requests(8, spares=(1,)),
+        concurrency=8,
+        fail_step=lambda seed, turn: seed == 5 and turn == 1,
     )
     for index in (0, 1, 2, 3, 4, 6, 7):
         ours, theirs = disturbed.trajectories[index], clean.trajectories[index]
@@ -278,11 +281,14 @@ def test_training_seeds_lie_above_those_of_evaluations_and_differ():
     assert {len(request.spare_seeds) for request in drawn} == {2}
 
 
-def test_the_collector_can_be_used_from_a_thread_without_a_loop():
-    results = []
-    thread = threading.Thread(target=lambda: results.append(collect(ECHO, requests(2))))
-    thread.start()
-    thread.join(30)
-    assert len(results[0].trajectories) == 2
-    with pytest.raises(RuntimeError):
-        asyncio.get_running_loop()
+def test_episodes_can_be_played_where_a_loop_is_running_as_in_a_notebook(folder):
+    agent = torch_agent(folder)
+
+    async def cell():
+        return run_episode(Countdown(), agent, seed=1), collect(agent, requests(3))
+
+    single, collection = asyncio.run(cell())
+    assert single.failure is None
+    again = collect(torch_agent(folder), requests(3))
+    assert [without_timings(t) for t in collection.trajectories] == [without_timings(t) for t in again.trajectories]
+    assert_leaves_nothing_behind(agent)

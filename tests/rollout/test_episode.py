@@ -179,10 +179,14 @@ def test_the_token_stream_is_what_the_policy_saw_token_by_token():
         position += len(turn.action_ids)
         assert all(mask[position - len(turn.action_ids) : position])
     assert sum(mask) == trajectory.num_action_tokens
-    assert stream[position:] == RENDERER.extend([], trajectory.turns[-1].action_ids, trajectory.final_observation, "tool")
+    assert stream[position:] == RENDERER.extend(
+        [], trajectory.turns[-1].action_ids, trajectory.final_observation, "tool"
+    )
     # The whole stream reads as the conversation.
     text = "<|im_start|>system\nCount.<|im_end|>\n<|im_start|>user\n" + trajectory.turns[0].observation
-    assert TOKENIZER.decode(stream).startswith(text + "<|im_end|>\n<|im_start|>assistant\n" + trajectory.turns[0].action)
+    assert TOKENIZER.decode(stream).startswith(
+        text + "<|im_end|>\n<|im_start|>assistant\n" + trajectory.turns[0].action
+    )
     assert "<|im_start|>tool\n" in TOKENIZER.decode(stream)
 
 

@@ -110,10 +110,8 @@ def test_resuming_a_finished_run_only_evaluates_it(uninterrupted, tmp_path):
 
 
 def test_resuming_with_other_settings_names_them(uninterrupted):
-    with pytest.raises(CheckpointError, match="other settings in actor, update; resume it with its own config.json"):
-        train(
-            tiny(uninterrupted, actor={"learning_rate": 7.0}, update={"num_epochs": 1}), resume=True, progress=False
-        )
+    with pytest.raises(CheckpointError, match=r"other settings in actor, update; resume it with its own config\.json"):
+        train(tiny(uninterrupted, actor={"learning_rate": 7.0}, update={"num_epochs": 1}), resume=True, progress=False)
 
 
 def test_resuming_what_does_not_exist_is_an_error(tmp_path):
@@ -126,7 +124,9 @@ def test_a_damaged_checkpoint_is_an_error_that_names_it(uninterrupted, tmp_path)
     shutil.copytree(uninterrupted, folder)
     shard = next((folder / "checkpoints" / "000004").glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"checkpoint '.*000004' cannot be loaded \(EOFError\); delete it") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint '.*000004' cannot be loaded \(EOFError\); delete it"
+    ) as caught:
         train(tiny(folder), resume=True, progress=False)
     assert "\n" not in str(caught.value)
     shutil.rmtree(folder / "checkpoints" / "000004")
@@ -156,7 +156,9 @@ def test_two_ranks_train_end_to_end_into_one_run_folder_as_one_rank_does(tmp_pat
         assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
     ours, theirs = trajectories_of(config.run_dir), trajectories_of(alone)
     assert [r["seed"] for r in ours] == [r["seed"] for r in theirs]
-    assert [[t["action_ids"] for t in r["turns"]] for r in ours] == [[t["action_ids"] for t in r["turns"]] for r in theirs]
+    assert [[t["action_ids"] for t in r["turns"]] for r in ours] == [
+        [t["action_ids"] for t in r["turns"]] for r in theirs
+    ]
     for name, weight in weights(config.run_dir).items():
         torch.testing.assert_close(weight, weights(alone)[name], rtol=1e-6, atol=1e-6)
     # What two ranks have saved, one can go on with.

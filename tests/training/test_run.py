@@ -113,7 +113,12 @@ def test_metrics_that_are_not_finite_are_written_as_null(tmp_path):
     folder = RunFolder.create(tiny(tmp_path / "run"))
     folder.log(1, {"a": math.nan, "b": math.inf, "c": 2.0})
     folder.close()
-    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {"iteration": 1, "a": None, "b": None, "c": 2.0}
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {
+        "iteration": 1,
+        "a": None,
+        "b": None,
+        "c": 2.0,
+    }
 
 
 # -- environments that fail ------------------------------------------------------------------------------------------
@@ -136,7 +141,7 @@ def test_an_environment_that_sometimes_raises_is_trained_on_all_the_same(tmp_pat
 
 def test_an_environment_that_always_raises_ends_the_run_with_its_failure(tmp_path):
     env_id = registered("Dead", kwargs={"fail_reset": lambda seed: seed >= 2**32})
-    with pytest.raises(CollectionError, match="commonest failure so far .* OSError: the sandbox did not start"):
+    with pytest.raises(CollectionError, match=r"commonest failure so far .* OSError: the sandbox did not start"):
         train(tiny(tmp_path / "run", env={"id": env_id}, **SHORT), progress=False)
     assert not torch.distributed.is_initialized()
     train(tiny(tmp_path / "next", env={"id": registered("Alive")}, **SHORT), progress=False)  # nothing is stuck
@@ -193,7 +198,7 @@ def test_a_run_folder_in_use_is_refused_and_left_alone(run, tmp_path):
 
 def test_a_missing_model_folder_is_named_and_leaves_no_run_behind(tmp_path):
     config = tiny(tmp_path / "run", model={"kind": "folder", "path": str(tmp_path / "nowhere")})
-    with pytest.raises(ModelError, match="The model folder '.*nowhere' does not exist"):
+    with pytest.raises(ModelError, match=r"The model folder '.*nowhere' does not exist"):
         train(config, progress=False)
     assert not (tmp_path / "run").exists()  # so that the same command works once the path is right
 
@@ -202,7 +207,7 @@ def test_a_vocabulary_mismatch_is_named(tmp_path):
     folder = create_model(tmp_path / "model", **WORLD)
     more = create_model(tmp_path / "more", **WORLD, words=("extra", "words"))
     (folder / "tokenizer.json").write_text((more / "tokenizer.json").read_text())
-    with pytest.raises(ModelError, match="Vocabulary mismatch in '.*model'"):
+    with pytest.raises(ModelError, match=r"Vocabulary mismatch in '.*model'"):
         train(tiny(tmp_path / "run", model={"kind": "folder", "path": str(folder)}), progress=False)
     assert not (tmp_path / "run").exists()
 

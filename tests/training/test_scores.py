@@ -91,7 +91,7 @@ def test_a_forgotten_temperature_would_be_seen(folder, mesh):
 
 
 def test_what_was_pushed_is_what_samples(folder, mesh):
-    """After updates and a push the engine has the learner's log-probabilities again, and says so in its version spans."""
+    """After updates and a push the engine has the learner's log-probabilities again, under a new version."""
     policy, learner = TorchPolicy(folder), make_learner(folder, mesh, actor={"learning_rate": 1e-2})
     first = samples_of(collect(policy, folder, {}))
     learner.train_on(first, seed=0)

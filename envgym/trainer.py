@@ -1,0 +1,391 @@
+"""One training run on one rank: where environments, policy and learner are wired together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from envgym.agent import Agent
+from envgym.agent_registry import make_agent
+from envgym.agents.policy_agent import PolicyAgent
+from envgym.config import NewModel, OptimizerConfig, TrainConfig
+from envgym.env import TextEnv
+from envgym.evaluation.results import EnvironmentReport, summarise
+from envgym.learner.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from envgym.learner.export import export_model
+from envgym.learner.learner import Learner, weights_dtype
+from envgym.learner.metrics import all_reduce_sum
+from envgym.learner.samples import make_sample
+from envgym.learner.sharding import is_main
+from envgym.model_folder import load_model, load_tokenizer
+from envgym.policies.tiny_model import create_model
+from envgym.policies.torch_policy import TorchPolicy
+from envgym.progress import Phase, ProgressDisplay
+from envgym.registry import make
+from envgym.rendering import make_renderer, tools_for
+from envgym.rollout.collector import Collection, Collector, EpisodeRequest
+from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
+from envgym.rollout.tokenising import tokenise
+from envgym.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, RunFolder
+from envgym.types import SamplingParams, Trajectory
+from envgym.weight_sync.buckets import push_weights
+
+Reports = dict[str, EnvironmentReport]
+"""Evaluation by kind of play: "sampled" and "greedy"."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a training run leaves behind.
+
+    Attributes:
+        run_dir: Config, metrics, trajectories, TensorBoard events and checkpoints.
+        model_dir: The trained model in Hugging Face format.
+        before: Evaluation after the warm start, before reinforcement learning.
+        after: Evaluation of the trained policy on the same seeds.
+        example: One episode of the trained policy.
+        metrics: Metrics of the last iteration.
+    """
+
+    run_dir: Path
+    model_dir: Path
+    before: Reports
+    after: Reports
+    example: Trajectory
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """A training run on one rank; see `train`."""
+
+    def __init__(
+        self, config: TrainConfig, *, mesh: DeviceMesh, device: torch.device, display: ProgressDisplay, resume: bool
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.display = display
+        self.resume = resume
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        if config.rollout.episodes_per_iteration < self.num_ranks:
+            raise ValueError(
+                f"rollout.episodes_per_iteration ({config.rollout.episodes_per_iteration}) is smaller than the number "
+                f"of ranks ({self.num_ranks}); every rank needs an episode to collect"
+            )
+        # Before there is a run folder, so that the same command works once the mistake is corrected.
+        self._make_env(config.env.max_turns).close()
+        if not isinstance(config.model, NewModel):
+            make_renderer(load_tokenizer(config.model.path), config.renderer)
+        self.folder = self._open_folder()
+        model_dir = self._model_folder()
+        self.tokenizer = load_tokenizer(model_dir)
+        self.renderer = make_renderer(self.tokenizer, config.renderer)
+        self.policy = TorchPolicy(
+            model_dir,
+            max_concurrency=config.rollout.concurrency,
+            device=device,
+            dtype=getattr(torch, config.dtype),
+            deterministic=config.rollout.deterministic,
+        )
+        self._check_prompt()
+        self.learner = Learner(load_model(model_dir, weights_dtype(config)), config, mesh=mesh, device=device)
+        self.collectors: list[Collector] = []
+        self.training_envs = self._collector(config.env.max_turns)
+        self.evaluation_envs = self._collector(config.evaluation.max_turns)
+
+    # -- setting up ---------------------------------------------------------------------------------------------------
+
+    def _open_folder(self) -> RunFolder | None:
+        """Opens the run folder on the main rank; an error there is raised on every rank."""
+        folder, error = None, None
+        if is_main():
+            try:
+                folder = RunFolder.reopen(self.config) if self.resume else RunFolder.create(self.config)
+            except Exception as failure:
+                error = failure
+        shared: list[Any] = [error]
+        dist.broadcast_object_list(shared, src=0)
+        if shared[0] is not None:
+            raise shared[0]
+        return folder
+
+    def _model_folder(self) -> Path:
+        model = self.config.model
+        if not isinstance(model, NewModel):
+            return model.path
+        folder = self.config.run_dir / INITIAL_MODEL
+        if is_main() and not folder.exists():
+            create_model(folder, seed=self.config.seed, **model.model_dump(exclude={"kind"}))
+        dist.barrier()
+        return folder
+
+    def _check_prompt(self) -> None:
+        """Renders one first prompt, so that a context that is too short is known before any work."""
+        env = self._make_env(self.config.env.max_turns)
+        try:
+            observation, info = env.reset(seed=FIRST_TRAINING_SEED)
+        except Exception:  # an environment that fails now and then is the collector's business
+            return
+        finally:
+            env.close()
+        base: Any = env.unwrapped
+        prompt = self.renderer.start(base.system_prompt, tools_for(env), observation, info.get("role", "user"))
+        self.agent().check_fits(len(prompt))
+
+    def _make_env(self, max_turns: int | None) -> TextEnv:
+        return make(self.config.env.id, max_turns=max_turns, **self.config.env.kwargs)
+
+    def _collector(self, max_turns: int | None) -> Collector:
+        rollout = self.config.rollout
+        collector = Collector(
+            lambda: self._make_env(max_turns),
+            concurrency=rollout.concurrency,
+            num_threads=rollout.num_threads,
+        )
+        self.collectors.append(collector)
+        return collector
+
+    def close(self) -> None:
+        """Closes environments and files."""
+        for collector in self.collectors:
+            collector.close()
+        if self.folder is not None:
+            self.folder.close()
+
+    def agent(self, *, greedy: bool = False) -> PolicyAgent:
+        """The policy being trained, as an agent."""
+        rollout = self.config.rollout
+        sampling = SamplingParams(
+            max_new_tokens=rollout.max_turn_tokens,
+            temperature=0.0 if greedy else rollout.temperature,
+            top_k=rollout.top_k,
+            top_p=rollout.top_p,
+        )
+        return PolicyAgent(self.policy, self.renderer, sampling, name="greedy" if greedy else "sampled")
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> TrainResult:
+        """Runs from the start, or from the newest checkpoint, to the end."""
+        config = self.config
+        state = self._restore() if self.resume else self._begin()
+        before = {kind: EnvironmentReport(**report) for kind, report in state["before"].items()}
+        pretraining, first = state["pretraining"], state["learner"]["iteration"] + 1
+        metrics: dict[str, float] = {}
+        after: Reports = {}
+        example: Trajectory | None = None
+        with self.display.phase("training", config.num_iterations) as phase:
+            phase.advance(first - 1)
+            for iteration in range(first, config.num_iterations + 1):
+                metrics, pretraining = self._iteration(iteration, pretraining, phase)
+                last = iteration == config.num_iterations
+                if last or (config.evaluation.every and iteration % config.evaluation.every == 0):
+                    after, example = self.evaluate("evaluating")
+                    metrics |= _evaluation_metrics(after)
+                if self.folder is not None:
+                    self.folder.log(iteration, metrics)
+                if last or iteration % config.checkpoint.every == 0:
+                    self._save(iteration, {"before": state["before"], "pretraining": pretraining})
+        if example is None:  # nothing was left to do
+            after, example = self.evaluate("evaluating")
+        model_dir = export_model(config.run_dir / MODEL, self.learner, self.tokenizer)
+        return TrainResult(config.run_dir, model_dir, before, after, example, metrics)
+
+    def _begin(self) -> dict[str, Any]:
+        """Warm start and first evaluation."""
+        metrics = {} if self.config.warm_start is None else self._warm_start()
+        self.learner.start_from_policy()
+        self._sync(0)
+        before, _ = self.evaluate("evaluating before training")
+        if self.folder is not None:
+            self.folder.log(0, metrics | _evaluation_metrics(before))
+        state = {
+            "before": {kind: report.as_dict() for kind, report in before.items()},
+            "pretraining": self.config.critic.pretraining is not None,
+        }
+        self._save(0, state)
+        return {**state, "learner": {"iteration": 0}}
+
+    def _restore(self) -> dict[str, Any]:
+        state = load_checkpoint(latest_checkpoint(self.config.run_dir / CHECKPOINTS), self.learner)
+        if self.folder is not None:
+            self.folder.rewind(state["sizes"])
+        self._sync(state["learner"]["iteration"])
+        return state
+
+    def _save(self, iteration: int, state: dict[str, Any]) -> None:
+        sizes = {} if self.folder is None else self.folder.sizes()
+        checkpoint = self.config.checkpoint
+        save_checkpoint(
+            self.config.run_dir / CHECKPOINTS,
+            self.learner,
+            {**state, "sizes": sizes},
+            iteration=iteration,
+            keep=checkpoint.keep,
+        )
+
+    def _sync(self, version: int) -> None:
+        push_weights(self.learner.actor.lm, [self.policy], version=version)
+
+    def _warm_start(self) -> dict[str, float]:
+        """Imitates an agent's play; returns what to log."""
+        config = self.config.warm_start
+        assert config is not None
+        started = time.perf_counter()
+        requests = self._share(training_requests(self.config.seed, "warm_start", 0, range(config.num_episodes)))
+        agent = make_agent(config.agent)
+        with self.display.phase(f"playing the {config.agent}", len(requests)) as phase:
+            played = self.training_envs.collect(
+                agent, [request for _, request in requests], on_episode=lambda *_: phase.advance()
+            )
+        env = self._make_env(self.config.env.max_turns)
+        samples, too_long = [], 0
+        for (index, _), trajectory in zip(requests, played.trajectories, strict=True):
+            sample = make_sample(tokenise(trajectory, env, self.renderer), index)
+            if sample.length <= self.policy.context_length:
+                samples.append(sample)
+            else:
+                too_long += 1
+        env.close()
+        counts = all_reduce_sum(torch.tensor([len(samples), too_long, len(played.failed)], device=self.device)).tolist()
+        if counts[0] < config.batch_episodes:
+            raise ValueError(
+                f"only {counts[0]} of {config.num_episodes} demonstrations fit the context of "
+                f"{self.policy.context_length} tokens, fewer than one batch; use a longer context"
+            )
+        updates = counts[0] // config.batch_episodes
+        total = updates * config.num_epochs
+        optimizer = OptimizerConfig(
+            learning_rate=config.learning_rate, schedule="cosine", warmup_updates=max(total // 20, 1)
+        )
+        with self.display.phase("imitating", total) as phase:
+            losses = self.learner.imitate(
+                samples,
+                optimizer,
+                epochs=config.num_epochs,
+                updates=updates,
+                seed=self.config.seed,
+                on_update=lambda loss: phase.advance(note=f"loss {loss:.3f}"),
+            )
+        return {
+            "warm_start/demonstrations": float(counts[0]),
+            "warm_start/too_long": float(counts[1]),
+            "warm_start/failed": float(counts[2]),
+            "warm_start/loss_first": losses[0],
+            "warm_start/loss_last": sum(losses[-10:]) / len(losses[-10:]),
+            "time/warm_start_s": time.perf_counter() - started,
+        }
+
+    def _iteration(self, iteration: int, pretraining: bool, phase: Phase) -> tuple[dict[str, float], bool]:
+        """Collects, updates and syncs; returns metrics and whether value pretraining goes on."""
+        config = self.config
+        started = time.perf_counter()
+        count = config.rollout.episodes_per_iteration
+        requests = self._share(training_requests(config.seed, "train", iteration, range(count)))
+        collected = self.training_envs.collect(self.agent(), [request for _, request in requests])
+        samples = [
+            make_sample(trajectory, index)
+            for (index, _), trajectory in zip(requests, collected.trajectories, strict=True)
+        ]
+        metrics = self._record(requests, collected)
+        gathered = time.perf_counter()
+        metrics |= self.learner.train_on(samples, seed=_iteration_seed(config, iteration), update_actor=not pretraining)
+        metrics["critic/pretraining"] = float(pretraining)
+        if pretraining:
+            assert config.critic.pretraining is not None
+            explained = metrics["critic/explained_variance"]
+            pretraining = (
+                iteration < config.critic.pretraining.max_iterations
+                and explained < config.critic.pretraining.explained_variance
+            )
+        updated = time.perf_counter()
+        self._sync(iteration)
+        finished = time.perf_counter()
+        metrics |= {
+            "time/collect_s": gathered - started,
+            "time/update_s": updated - gathered,
+            "time/sync_s": finished - updated,
+            "time/action_tokens_per_s": metrics["batch/action_tokens"] / (gathered - started),
+        }
+        success = f"success {metrics['episode/success']:.2f}, " if "episode/success" in metrics else ""
+        phase.advance(note=f"{success}return {metrics['episode/return']:.2f}")
+        return metrics, pretraining
+
+    def _share(self, items: Sequence[EpisodeRequest]) -> list[tuple[int, EpisodeRequest]]:
+        """What this rank plays of all requests, with the index in the whole."""
+        return list(enumerate(items))[self.rank :: self.num_ranks]
+
+    def _record(self, requests: Sequence[tuple[int, EpisodeRequest]], collected: Collection) -> dict[str, float]:
+        """Writes all ranks' episodes in order and returns their metrics, on every rank."""
+        indexed = [(index, trajectory) for (index, _), trajectory in zip(requests, collected.trajectories, strict=True)]
+        trajectories, failed = self._gather(indexed, collected.failed)
+        shared: list[Any] = [None]
+        if self.folder is not None:
+            self.folder.record([*trajectories, *failed])
+            report = summarise(self.config.env.id, "policy", [*trajectories, *failed])
+            shared = [{f"episode/{name}": value for name, value in report.metrics().items()}]
+        dist.broadcast_object_list(shared, src=0)
+        return shared[0]
+
+    def _gather(
+        self, indexed: Sequence[tuple[int, Trajectory]], failed: Sequence[Trajectory]
+    ) -> tuple[list[Trajectory], list[Trajectory]]:
+        """All ranks' episodes in the order of their indices, on the main rank; empty elsewhere."""
+        parts: list[Any] | None = [None] * self.num_ranks if is_main() else None
+        dist.gather_object((list(indexed), list(failed)), parts, dst=0)
+        if parts is None:
+            return [], []
+        ordered = sorted((entry for part in parts for entry in part[0]), key=lambda entry: entry[0])
+        return [trajectory for _, trajectory in ordered], [trajectory for part in parts for trajectory in part[1]]
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def evaluate(self, title: str) -> tuple[Reports, Trajectory]:
+        """Sampled and greedy play on held-out seeds, shared among the ranks; and one sampled episode to look at."""
+        episodes = self.config.evaluation.episodes
+        requests = self._share([EpisodeRequest(seed=task, agent_seed=task) for task in range(episodes)])
+        reports: Reports = {}
+        example: Trajectory | None = None
+        with self.display.phase(title, 2 * len(requests)) as phase:
+            for agent in (self.agent(), self.agent(greedy=True)):
+                trajectories = self._play(agent, requests, phase)
+                shared: list[Any] = [None, None]
+                if is_main():
+                    report = summarise(self.config.env.id, agent.name, trajectories)
+                    shared = [report, next((t for t in trajectories if t.failure is None), None)]
+                dist.broadcast_object_list(shared, src=0)
+                reports[agent.name] = shared[0]
+                example = example or shared[1]
+        if example is None:
+            raise RuntimeError(f"no evaluation episode of {self.config.env.id} finished")
+        return reports, example
+
+    def _play(self, agent: Agent, requests: Sequence[tuple[int, EpisodeRequest]], phase: Phase) -> list[Trajectory]:
+        collected = self.evaluation_envs.collect(
+            agent,
+            [request for _, request in requests],
+            on_episode=lambda *_: phase.advance(),
+            allow_missing=True,
+        )
+        present = [entry for place, entry in enumerate(requests) if place not in collected.missing]
+        indexed = [(index, trajectory) for (index, _), trajectory in zip(present, collected.trajectories, strict=True)]
+        finished, failed = self._gather(indexed, collected.failed)
+        return finished + failed
+
+
+def _iteration_seed(config: TrainConfig, iteration: int) -> int:
+    return config.seed * 1_000_003 + iteration
+
+
+def _evaluation_metrics(reports: Reports) -> dict[str, float]:
+    return {
+        f"evaluation/{kind}/{name}": value
+        for kind, report in reports.items()
+        for name, value in report.metrics().items()
+    }
