@@ -21,6 +21,30 @@ from envgym.types import TruncationReason
 ENTRY_POINT_GROUP = "envgym.environments"
 _LIMIT, _GUARD = "envgym.wrappers:MaxTurns", "envgym.wrappers:EpisodeGuard"
 
+_BUILTIN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("PointerChase", "pointer_chase", ("tools",)),
+    ("HigherLower", "higher_lower", ()),
+    ("Upkeep", "upkeep", ()),
+    ("BfclMultiTurn", "bfcl", ("bridge", "tools")),
+    ("Tau2Retail", "tau2", ("bridge", "tools")),
+    ("Tau2Airline", "tau2", ("bridge", "tools")),
+    ("Tau2Telecom", "tau2", ("bridge", "tools")),
+    ("Tau2Mock", "tau2", ("bridge", "tools")),
+    ("Wordle", "wordle", ()),
+    ("Mastermind", "mastermind", ()),
+    ("TextMaze", "text_maze", ()),
+    ("KeyDoor", "key_door", ()),
+    ("Calculator", "calculator", ("tools",)),
+    ("SqlAnalyst", "sql_analyst", ("tools",)),
+    ("FrozenLake", "toy_text", ("toy_text",)),
+    ("Taxi", "toy_text", ("toy_text",)),
+    ("CliffWalking", "toy_text", ("toy_text",)),
+    ("Blackjack", "toy_text", ("toy_text",)),
+    ("ReasoningGym", "reasoning", ("reasoning_gym",)),
+    ("TextWorld", "text_world", ("textworld",)),
+)
+"""Class, module and further tags of each environment that comes with this package."""
+
 _plugins_lock = threading.RLock()
 _plugins_loaded = False
 
@@ -74,10 +98,9 @@ def register(
 
 def register_builtin() -> None:
     """Registers the environments that come with this package. Imports none of them, and may be called again."""
-    for name, module in (("PointerChase", "pointer_chase"), ("HigherLower", "higher_lower"), ("Upkeep", "upkeep")):
+    for name, module, tags in _BUILTIN:
         if f"envgym/{name}-v0" not in gymnasium.registry:
-            tags = ("builtin", "tools") if name == "PointerChase" else ("builtin",)
-            register(f"envgym/{name}-v0", f"envgym.environments.{module}:{name}", tags=tags)
+            register(f"envgym/{name}-v0", f"envgym.environments.{module}:{name}", tags=("builtin", *tags))
 
 
 def spec(id: str) -> EnvSpec:

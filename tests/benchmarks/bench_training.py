@@ -1,7 +1,7 @@
 """What the training recipes reach, as the Markdown tables of docs/results.md.
 
-Run: `OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/benchmarks/bench_training.py RECIPE [--seeds 0 1 2]` where RECIPE is
-`pointer-chase`, `higher-lower` or `upkeep`.
+Run: `OMP_NUM_THREADS=1 PYTHONPATH=tests python tests/benchmarks/bench_training.py RECIPE [--seeds 0 1 2]`, where RECIPE
+is `pointer-chase`, `higher-lower` or `upkeep`.
 
 "Before" is the policy after the warm start, "after" the trained one, both on the same held-out seeds. CPU seconds are
 those of the whole process over the run, evaluations included. `upkeep` trains every seed twice: as the learner does it,

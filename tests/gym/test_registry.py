@@ -52,7 +52,8 @@ def episode_length(env):
 
 def test_the_built_in_environments_are_listed():
     assert set(BUILTIN) <= set(envgym.list_environments())
-    assert envgym.list_environments("tools") == ["envgym/PointerChase-v0"]
+    tools = envgym.list_environments("tools")
+    assert "envgym/PointerChase-v0" in tools and "envgym/HigherLower-v0" not in tools
 
 
 def test_importing_envgym_imports_no_environment_and_no_torch():

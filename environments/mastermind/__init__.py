@@ -1,0 +1,5 @@
+"""`envgym/Mastermind-v0`."""
+
+from envgym.environments.mastermind.environment import Mastermind
+
+__all__ = ["Mastermind"]

@@ -1,0 +1,5 @@
+"""`envgym/Wordle-v0`."""
+
+from envgym.environments.wordle.environment import Wordle
+
+__all__ = ["Wordle"]

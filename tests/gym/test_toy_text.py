@@ -1,0 +1,276 @@
+"""ToyText as text: the same episodes as Gymnasium's, readable states, and what the players score."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import gymnasium
+import numpy as np
+import pytest
+
+import envgym
+from envgym.environments.toy_text import Blackjack, CliffWalking, FrozenLake, Taxi
+from envgym.environments.toy_text.planning import optimal_policy
+
+NATIVE = {
+    "FrozenLake": ("FrozenLake-v1", {"is_slippery": False}),
+    "Taxi": ("Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3", {}),
+    "CliffWalking": ("CliffWalking-v1", {}),
+    "Blackjack": ("Blackjack-v1", {"sab": True}),
+}
+CLASSES = {"FrozenLake": FrozenLake, "Taxi": Taxi, "CliffWalking": CliffWalking, "Blackjack": Blackjack}
+
+
+def play(env, start, seed):
+    """The last step and the total reward of an episode; `start(env)` makes its player."""
+    observation, info = env.reset(seed=seed)
+    player, total = start(env.unwrapped), 0.0
+    while True:
+        step = env.step(player.act(observation, info))
+        total += step.reward
+        if step.terminated or step.truncated:
+            return step, total
+        observation, info = step.observation, step.info
+
+
+def scores(id, start, num_episodes, **kwargs):
+    """Success rate and mean total reward."""
+    env = envgym.make(id, **kwargs)
+    played = [play(env, lambda base, s=seed: start(base, s), seed) for seed in range(num_episodes)]
+    return np.mean([bool(step.info.get("success")) for step, _ in played]), np.mean([total for _, total in played])
+
+
+def solver(env, seed):
+    return env.solver()
+
+
+def demonstrator(env, seed):
+    return env.demonstrator(np.random.default_rng([seed, 1]))
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_it_passes_every_check(name):
+    report = envgym.check_env(f"envgym/{name}-v0")
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("FrozenLake", {}),
+        ("FrozenLake", {"is_slippery": True}),
+        ("FrozenLake", {"is_slippery": True, "map_name": "8x8"}),
+        ("Taxi", {}),
+        ("Taxi", {"is_rainy": True}),
+        ("CliffWalking", {}),
+        ("CliffWalking", {"is_slippery": True}),
+        ("Blackjack", {}),
+    ],
+)
+def test_episodes_are_those_of_gymnasium(name, arguments):
+    id, native_arguments = NATIVE[name]
+    native = gymnasium.make(id, **{**native_arguments, **arguments}, disable_env_checker=True)
+    env = CLASSES[name](**arguments)
+    rng, reasons = np.random.default_rng(0), set()
+    for seed in range(60):
+        state, _ = native.reset(seed=seed)
+        env.reset(seed=seed)
+        for _ in range(200):
+            assert env.state == state
+            action = int(rng.integers(len(env.words)))
+            state, reward, terminated, truncated, _ = native.step(action)
+            step = env.step(env.words[action])
+            assert (step.reward, step.terminated, step.truncated) == (reward, terminated, False)
+            if terminated or truncated:
+                reasons.add(terminated)
+                break
+    assert True in reasons or name == "CliffWalking" or arguments.get("is_rainy")
+
+
+@pytest.mark.parametrize(
+    ("id", "arguments", "native"),
+    [
+        ("envgym/FrozenLake-v0", {}, "FrozenLake-v1"),
+        ("envgym/FrozenLake-v0", {"map_name": "8x8"}, "FrozenLake8x8-v1"),
+        ("envgym/Taxi-v0", {}, NATIVE["Taxi"][0]),
+    ],
+)
+def test_the_turn_limit_is_gymnasiums_and_truncates(id, arguments, native):
+    env = envgym.make(id, **arguments)
+    limit = gymnasium.spec(native).max_episode_steps
+    env.reset(seed=3)
+    steps = [env.step("north" if "Taxi" in id else "up") for _ in range(limit)]
+    assert [step.truncated for step in steps] == [False] * (limit - 1) + [True]
+    assert steps[-1].info["truncation_reason"] == "max_turns" and steps[-1].info["success"] is False
+
+
+def test_a_frozen_lake_reads_as_a_map():
+    env = FrozenLake()
+    assert env.reset(seed=0)[0] == (
+        "@ F F F\nF H F H\nF F F H\nH F F G\nrow 0, column 0; not slippery\nlegal: left, down, right, up"
+    )
+    assert env.step("Right \n").observation.startswith("S @ F F\n")
+    step = env.step("down")
+    assert step.terminated and step.info["success"] is False and step.reward == 0
+    assert step.observation.endswith("you fell into a hole")
+
+
+def test_the_goal_of_the_lake_pays_one():
+    env = FrozenLake()
+    env.reset(seed=0)
+    for word in ("down", "down", "right", "right", "down"):
+        assert env.step(word).info == {"success": False, "reward_components": {"goal": 0.0}, "role": "user"}
+    step = env.step("right")
+    assert step.terminated and step.info["success"] is True and step.info["reward_components"] == {"goal": 1.0}
+
+
+def test_random_lakes_differ_by_seed_and_can_be_crossed():
+    env = FrozenLake(map_name="random")
+    assert len({env.reset(seed=seed)[0] for seed in range(20)}) > 10
+    assert scores("envgym/FrozenLake-v0", solver, 30, map_name="random") == (1.0, 1.0)
+
+
+def test_the_cliff_costs_a_hundred_and_leads_back():
+    env = CliffWalking()
+    observation, _ = env.reset(seed=0)
+    assert observation.splitlines()[3] == "@ C C C C C C C C C C G"
+    step = env.step("right")
+    assert step.info["reward_components"] == {"cliff": -100.0} and not step.terminated
+    assert step.observation == observation
+    assert env.step("up").info["reward_components"] == {"step": -1.0}
+
+
+def test_a_taxi_ride_pays_its_parts():
+    env = Taxi()
+    observation, info = env.reset(seed=0)
+    assert observation.splitlines()[0] == "+---------+" and "dropoff" not in observation.splitlines()[-1]
+    assert env.step("dropoff").info["reward_components"] == {"illegal": -10.0}
+    player = env.solver()
+    rewards, step = [], None
+    while step is None or not step.terminated:
+        step = env.step(player.act(observation, info))
+        rewards.append(step.info["reward_components"])
+    assert rewards[-1] == {"delivery": 20.0} and all(reward == {"step": -1.0} for reward in rewards[:-1])
+    assert step.info["success"] is True and "delivered" in step.observation
+
+
+def test_the_legal_words_of_the_taxi_change_its_state():
+    env = Taxi()
+    for seed in range(50):
+        observation, _ = env.reset(seed=seed)
+        legal = observation.splitlines()[-1].removeprefix("legal: ").split(", ")
+        for word in env.words:
+            env.reset(seed=seed)
+            before = env.state
+            env.step(word)
+            assert (env.state != before) == (word in legal)
+
+
+def test_a_blackjack_hand_shows_its_cards_and_its_outcome():
+    env = Blackjack()
+    outcomes = set()
+    for seed in range(40):
+        observation, info = env.reset(seed=seed)
+        assert info == {} and f"dealer shows {'A' if env.state[1] == 1 else env.state[1]}" in observation
+        step = env.step("stick")
+        assert step.terminated and "success" not in step.info
+        assert step.observation.endswith(step.info["outcome"])
+        assert step.reward == {"won": 1, "draw": 0, "lost": -1}[step.info["outcome"]]
+        outcomes.add(step.info["outcome"])
+    assert outcomes == {"won", "draw", "lost"}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("action", ["", "0", "left right", "Go up", "hit!", "\ud800", "x" * 10**6])
+def test_anything_else_is_a_turn_that_costs_and_changes_nothing(name, action):
+    env = CLASSES[name]()
+    observation, _ = env.reset(seed=1)
+    step = env.step(action)
+    assert step.reward < 0 and step.info["reward_components"] == {"malformed": env.malformed}
+    assert step.info["action_error"] and step.observation.endswith(observation) and not step.terminated
+
+
+def test_an_unknown_map_is_refused():
+    with pytest.raises(ValueError, match="map_name must be one of 4x4, 8x8, random"):
+        FrozenLake(map_name="16x16")
+
+
+def test_value_iteration_by_hand():
+    table = {
+        0: {0: [(1.0, 0, 0.0, False)], 1: [(0.5, 1, 0.0, False), (0.5, 0, -1.0, True)]},
+        1: {0: [(1.0, 1, 3.0, True)], 1: [(1.0, 0, 0.0, False)]},
+    }  # V(1) = 3; going from 0 is worth 0.5 * 0.9 * 3 - 0.5 = 0.85 > 0
+    assert optimal_policy(table, discount=0.9).tolist() == [1, 0]
+    table[0][1] = [(0.1, 1, 0.0, False), (0.9, 0, -1.0, True)]
+    assert optimal_policy(table, discount=0.9).tolist() == [0, 0]
+
+
+def test_basic_strategy_is_the_better_choice_in_every_state():
+    def final_sums(total, ace):
+        best = total + 10 if ace and total <= 11 else total
+        if best >= 17:
+            return {best if best <= 21 else 0: 1.0}
+        sums = {}
+        for card in range(1, 11):
+            chance = 4 / 13 if card == 10 else 1 / 13
+            for end, p in final_sums(total + card, ace or card == 1).items():
+                sums[end] = sums.get(end, 0) + chance * p
+        return sums
+
+    def value(total, ace, ends, stick_only=False, hit_only=False):
+        if total > 21:
+            return -1.0
+        best = total + 10 if ace and total <= 11 else total
+        stick = sum(p * ((best > end) - (best < end)) for end, p in ends.items())
+        if stick_only:
+            return stick
+        key = total, ace
+        if key not in known:
+            known[key] = sum((4 if c == 10 else 1) / 13 * value(total + c, ace or c == 1, ends) for c in range(1, 11))
+        return known[key] if hit_only else max(stick, known[key])
+
+    env = Blackjack()
+    env.reset(seed=0)
+    player = env.solver()
+    for dealer in range(1, 11):
+        ends, known = {}, {}
+        for card in range(1, 11):
+            for end, p in final_sums(dealer + card, 1 in (dealer, card)).items():
+                ends[end] = ends.get(end, 0) + (4 if card == 10 else 1) / 13 * p
+        for ace in (False, True):
+            for total in range(2 if ace else 4, 12 if ace else 22):
+                env.native.dealer = [dealer, 5]
+                env.native.player = (
+                    [1, *[1] * (total - 1)] if ace else [2] * (total // 2 - total % 2) + [3] * (total % 2)
+                )
+                if not ace and sum(env.native.player) != total:
+                    continue
+                better = "stick" if value(total, ace, ends, True) > value(total, ace, ends, hit_only=True) else "hit"
+                assert player.act("", {}) == better, (dealer, ace, total)
+
+
+def test_the_solver_solves_what_can_be_solved():
+    assert scores("envgym/FrozenLake-v0", solver, 20) == (1.0, 1.0)
+    assert scores("envgym/FrozenLake-v0", solver, 10, map_name="8x8") == (1.0, 1.0)
+    assert scores("envgym/CliffWalking-v0", solver, 5) == (1.0, -13.0)
+    success, reward = scores("envgym/Taxi-v0", solver, 100)
+    assert success == 1.0 and reward == pytest.approx(8, abs=0.6)
+    success, _ = scores("envgym/FrozenLake-v0", solver, 400, is_slippery=True)
+    assert success == pytest.approx(0.74, abs=0.06)
+    assert scores("envgym/Blackjack-v0", solver, 1500)[1] == pytest.approx(-0.045, abs=0.06)
+
+
+def test_the_demonstrator_is_clumsy():
+    assert 0.15 < scores("envgym/FrozenLake-v0", demonstrator, 150)[0] < 0.6
+    assert 0.3 < scores("envgym/Taxi-v0", demonstrator, 60)[0] <= 1
+    assert scores("envgym/CliffWalking-v0", demonstrator, 40)[1] < -30
+    assert scores("envgym/Blackjack-v0", demonstrator, 1000)[1] < -0.15
+
+
+def test_episodes_in_threads_are_those_played_alone():
+    def episode(task):
+        name, seed = task
+        env = envgym.make(f"envgym/{name}-v0")
+        return play(env, lambda base: demonstrator(base, seed), seed)
+
+    tasks = [(name, seed) for name in CLASSES for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(episode, tasks)) == [episode(task) for task in tasks]
