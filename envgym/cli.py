@@ -1,4 +1,4 @@
-"""The `envgym` command: list, play, eval, train, quickstart, export."""
+"""The `envgym` command: list, info, check, play, eval, train, quickstart, export."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0, or 2 after a clear message, or 130 when interrupted."""
+    """Runs a command; returns the exit status.
+
+    0 is success, 1 that `check` found something, 2 follows a clear message, and 130 is an interruption.
+    """
     arguments = _parser().parse_args(argv)
     try:
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0
     except (EnvGymError, ValueError) as error:
         print(f"envgym: {_message(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("envgym: interrupted", file=sys.stderr)
         return 130
-    return 0
 
 
 def _message(error: Exception) -> str:
@@ -54,9 +56,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    listing = commands.add_parser("list", help="list the registered environments")
+    listing = commands.add_parser("list", help="list the registered environments with their tags")
     listing.add_argument("--tag", help="only those with this tag")
     listing.set_defaults(run=_list)
+
+    info = commands.add_parser("info", help="show prompt, tools, rewards, limits and an episode of an environment")
+    info.add_argument("env", help="id of an environment")
+    info.add_argument("--seed", type=int, default=0, help="seed of the sample episode (default 0)")
+    info.add_argument("--json", action="store_true", help="print it as JSON")
+    info.set_defaults(run=_info)
+
+    check = commands.add_parser("check", help="check environments for what authors get wrong")
+    check.add_argument("env", nargs="+", help="ids of environments, or module:id to import a module first")
+    check.set_defaults(run=_check)
 
     play = commands.add_parser("play", help="play an environment in the terminal, or watch an agent play")
     play.add_argument("env", help="id of an environment")
@@ -99,10 +111,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    from envgym.registry import list_environments
+    from envgym.info import listing
 
-    for env_id in list_environments(arguments.tag):
-        print(env_id)
+    print("\n".join(listing(arguments.tag)))
+
+
+def _info(arguments: argparse.Namespace) -> None:
+    from envgym.info import environment_info
+
+    info = environment_info(arguments.env, seed=arguments.seed)
+    print(json.dumps(info.as_dict()) if arguments.json else info)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from envgym.checking import check_env
+
+    reports = []
+    for env_id in arguments.env:
+        reports.append(check_env(env_id))
+        print(reports[-1])
+    return 0 if all(report.ok for report in reports) else 1
 
 
 def _play(arguments: argparse.Namespace) -> None:

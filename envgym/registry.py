@@ -36,12 +36,13 @@ _BUILTIN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("KeyDoor", "key_door", ()),
     ("Calculator", "calculator", ("tools",)),
     ("SqlAnalyst", "sql_analyst", ("tools",)),
+    ("FileClerk", "file_clerk", ("tools",)),
+    ("Assistant", "assistant", ("tools",)),
     ("FrozenLake", "toy_text", ("toy_text",)),
     ("Taxi", "toy_text", ("toy_text",)),
     ("CliffWalking", "toy_text", ("toy_text",)),
     ("Blackjack", "toy_text", ("toy_text",)),
     ("ReasoningGym", "reasoning", ("reasoning_gym",)),
-    ("TextWorld", "text_world", ("textworld",)),
 )
 """Class, module and further tags of each environment that comes with this package."""
 

@@ -35,7 +35,7 @@ MAX_MINUTES, MAX_TEXT = 240, 500
 
 
 class Assistant(ToolEnv):
-    """A week's calendar, a mailbox, an address book, a user with requests, and rules to keep; `finish` ends the episode.
+    """A calendar, a mailbox, an address book, a user with requests, and rules to keep; `finish` ends the episode.
 
     An episode with one request::
 
@@ -47,8 +47,8 @@ class Assistant(ToolEnv):
         created e8                                      finish()
         finished
 
-    What breaks a rule is carried out all the same: the assistant has to know. `info["violations"]` names the rules broken
-    so far: "hours", "overlap", "confidential" or "unconfirmed".
+    What breaks a rule is carried out all the same: the assistant has to know. `info["violations"]` names the rules
+    broken so far: "hours", "overlap", "confidential" or "unconfirmed".
 
     Reward components: "asked" 0.2, divided by the number of facts that must be asked for, for each the user reveals;
     "goal", the difference in the share of sub-goals that are reached; "extra" -0.05 for each meeting or mail too many,
@@ -64,11 +64,11 @@ class Assistant(ToolEnv):
     """
 
     system_prompt = (
-        "You are the assistant of a busy person. Serve the numbered requests with the tools, then finish. Rules: meetings "
-        "lie between 09:00 and 17:00 and never overlap; a meeting goes to the first free half hour of its day. Never send "
-        "or forward anything confidential to an external address: ask whom it goes to instead. Never cancel a meeting "
-        "before the user has agreed: ask whether to cancel. Ask the user for what is not said: day, minutes, cancel, "
-        "answer, instead. Do nothing that was not asked for."
+        "You are the assistant of a busy person. Serve the numbered requests with the tools, then finish. Rules: "
+        "meetings lie between 09:00 and 17:00 and never overlap; a meeting starts at the first full or half hour of "
+        "its day at which it fits. Never send or forward anything confidential to an external address: ask whom it "
+        "goes to instead. Never cancel a meeting before the user has agreed: ask whether to cancel. Ask the user for "
+        "what is not said: day, minutes, cancel, answer, instead. Do nothing else."
     )
     max_turns = 48
 
@@ -162,8 +162,9 @@ class Assistant(ToolEnv):
                 raise DeskError(f"a meeting takes 1 to {MAX_MINUTES} minutes")
             contact = self._desk.contact_at(attendee)
             event = Event(_short(title).lower(), read_day(day), read_time(start), minutes, contact.email)
-            self._check_slot(event, None)
-            return f"created {self._desk.add_event(event)}"
+            id = self._desk.add_event(event)
+            self._check_slot(id)
+            return f"created {id}"
 
         return self._do(create)
 
@@ -180,8 +181,8 @@ class Assistant(ToolEnv):
         def move() -> str:
             old = self._desk.event(event)
             new = Event(old.title, read_day(day), read_time(start), old.minutes, old.attendee)
-            self._check_slot(new, event)
             self._desk.events[event] = new
+            self._check_slot(event)
             return f"moved {event} to {new.day} {show_time(new.start)}"
 
         return self._do(move)
@@ -269,7 +270,7 @@ class Assistant(ToolEnv):
         return Secretary(self.call_format)
 
     def demonstrator(self, rng: np.random.Generator) -> Player:
-        """A player that guesses instead of asking, forgets rules, and mistypes; about 45 % success."""
+        """A player that guesses instead of asking, forgets rules, and mistypes; about 50 % success."""
         from envgym.environments.assistant.players import ClumsySecretary
 
         return ClumsySecretary(self.call_format, rng)
@@ -282,16 +283,17 @@ class Assistant(ToolEnv):
         except DeskError as error:
             raise ToolError(str(error)) from error
         after = compare(self._desk, self._found, self._scenario)
-        reward = {"goal": (after.reached - before.reached) / after.goals}
+        reward = {"goal": (after.reached - before.reached) / max(1, after.goals)}
         if after.extra != before.extra:
             reward["extra"] = EXTRA * (after.extra - before.extra)
         if len(self._violations) > broken:
             reward["violation"] = VIOLATION * (len(self._violations) - broken)
         return ToolResult(text, reward)
 
-    def _check_slot(self, event: Event, id: str | None) -> None:
-        """Notes where a meeting breaks the rules of the calendar; its own id does not count."""
-        if len(self._desk.events) and (event.start < OPENS or event.end > CLOSES):
+    def _check_slot(self, id: str) -> None:
+        """Notes where a meeting breaks the rules of the calendar."""
+        event = self._desk.events[id]
+        if event.start < OPENS or event.end > CLOSES:
             self._violations.append("hours")
         if any(event.overlaps(other) for other_id, other in self._desk.events.items() if other_id != id):
             self._violations.append("overlap")

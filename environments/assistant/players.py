@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class Secretary(Player):
 
     def serve(self, requests: list[str]) -> Script:
         """Serves every request; recognises its kind by its words."""
-        kinds = {
+        kinds: dict[str, Callable[..., Script]] = {
             r"set up the meeting (.+) with (.+)\.": self.schedule,
             r"move the meeting (.+) to another day\.": self.move,
             r"I cannot be at the meeting (.+)\.": self.absent,
@@ -153,7 +153,7 @@ class ClumsySecretary(Secretary):
         rng: Source of its mistakes.
     """
 
-    MALFORMED, GUESSES, FIRST_HOUR, FORGETS = 0.04, 0.15, 0.15, 0.3
+    MALFORMED, GUESSES, FIRST_HOUR, FORGETS = 0.05, 0.25, 0.25, 0.5
     """Probability of a call cut short (each turn), a guess in place of a question, taking nine o'clock for free, and
     forgetting the rule about confidential mail."""
 

@@ -18,9 +18,9 @@ KINDS = ("schedule", "move", "absent", "forward", "reply")
 ALIASES = {
     "day": ("day", "when", "date"),
     "minutes": ("minute", "long", "length", "duration"),
-    "cancel": ("cancel",),
+    "cancel": ("cancel", "move"),
     "answer": ("answer", "say", "reply"),
-    "instead": ("instead", "else", "other"),
+    "instead": ("instead", "else", "other", "whom"),
 }
 """Words by which the user recognises what they are asked about."""
 
