@@ -7,7 +7,7 @@ STAMP := .venv/installed
 TYPING := build/typing
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast lint bench clean
+.PHONY: help install quickstart test test-fast lint catalogue bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ lint: install ## style and types
 	rm -rf $(TYPING) && mkdir -p $(TYPING)/envgym
 	cd $(TYPING)/envgym && ln -s ../../../envgym/* ../../../environments ../../../agents .
 	cd $(TYPING) && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p envgym
+
+catalogue: install ## write docs/environments.md
+	$(BIN)/python -m envgym.catalogue
 
 bench: install ## speed of the embedded engine
 	$(BIN)/python tests/benchmarks/bench_engine.py

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from envgym.evaluation.runner import evaluate
     from envgym.rollout.episode import run_episode
     from envgym.training import train
+    from envgym.vector import make_vec
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "evaluate",
     "list_environments",
     "make",
+    "make_vec",
     "register",
     "run_episode",
     "spec",
@@ -42,6 +44,7 @@ __all__ = [
 _ON_FIRST_USE = {
     "check_env": "envgym.checking",
     "evaluate": "envgym.evaluation.runner",
+    "make_vec": "envgym.vector",
     "run_episode": "envgym.rollout.episode",
     "train": "envgym.training",
     "TrainConfig": "envgym.config",

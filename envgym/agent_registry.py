@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ BUILTIN = {
     "solver": "envgym.agents.scripted:SolverAgent",
     "demonstrator": "envgym.agents.scripted:DemonstratorAgent",
     "human": "envgym.agents.human:HumanAgent",
+    "openai": "envgym.agents.openai_chat:OpenAIChatAgent",
 }
 """Name of an agent and where its factory is; imported when first made."""
+
+ADDRESSES = {"openai:": "envgym.agents.openai_chat:OpenAIChatAgent"}
+"""Beginning of a name, and where the factory is that makes an agent from what follows it."""
 
 FOLDERS = {
     "metrics.jsonl": "envgym.agents.trained:agent_from_run",
@@ -38,7 +43,8 @@ def make_agent(name_or_path: str | Path, **kwargs: Any) -> Agent:
     """Makes an agent.
 
     Args:
-        name_or_path: A name of `list_agents`, or a folder that holds a run or a model.
+        name_or_path: A name of `list_agents`, "openai:MODEL" or "openai:MODEL@BASE_URL" for a chat endpoint, or a
+            folder that holds a run or a model.
         kwargs: Arguments of the agent's constructor.
 
     Raises:
@@ -48,7 +54,10 @@ def make_agent(name_or_path: str | Path, **kwargs: Any) -> Agent:
     """
     name = str(name_or_path)
     if name in BUILTIN:
-        return _load(BUILTIN[name])(**kwargs)
+        return _call(name, _load(BUILTIN[name]), **kwargs)
+    for beginning, location in ADDRESSES.items():
+        if name.startswith(beginning):
+            return _call(name, _load(location), name.removeprefix(beginning), **kwargs)
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
         package = entry_point.dist.name if entry_point.dist else entry_point.value
         try:
@@ -58,12 +67,12 @@ def make_agent(name_or_path: str | Path, **kwargs: Any) -> Agent:
                 f"agent '{name}' of package '{package}' could not be loaded ({type(error).__name__}: {error}); "
                 "repair or uninstall the package"
             ) from error
-        return factory(**kwargs)
+        return _call(name, factory, **kwargs)
     folder = Path(name_or_path)
     if folder.is_dir():
         for mark, location in FOLDERS.items():
             if (folder / mark).exists():
-                return _load(location)(folder, **kwargs)
+                return _call(name, _load(location), folder, **kwargs)
         raise ValueError(f"no agent can be made from folder '{folder}': it is neither a run nor a model folder")
     nearest = difflib.get_close_matches(name, list_agents(), n=1)
     hint = (
@@ -72,6 +81,14 @@ def make_agent(name_or_path: str | Path, **kwargs: Any) -> Agent:
         else f"Known are: {', '.join(list_agents())}, or the path of a folder."
     )
     raise UnknownIdError(f"Unknown agent '{name}'. {hint}")
+
+
+def _call(name: str, factory: Callable[..., Agent], /, *args: Any, **kwargs: Any) -> Agent:
+    try:
+        inspect.signature(factory).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(f"agent '{name}' cannot be made with these arguments: {error}") from error
+    return factory(*args, **kwargs)
 
 
 def _load(location: str) -> Callable[..., Agent]:

@@ -1,4 +1,4 @@
-"""The `envgym` command: list, info, check, play, eval, train, quickstart, export."""
+"""The `envgym` command: list, info, check, new, serve-tools, play, eval, train, quickstart, export."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments) or 0
-    except (EnvGymError, ValueError) as error:
+    except (EnvGymError, OSError, ValueError) as error:
         print(f"envgym: {_message(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -70,6 +70,16 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("env", nargs="+", help="ids of environments, or module:id to import a module first")
     check.set_defaults(run=_check)
 
+    new = commands.add_parser("new", help="write a package with an environment of your own")
+    new.add_argument("name", help="its name, for example my_env")
+    new.add_argument("--dir", type=Path, default=Path("."), help="folder to make it in (default: this one)")
+    new.set_defaults(run=_new)
+
+    serve = commands.add_parser("serve-tools", help="serve an environment's tools over MCP (stdin and stdout)")
+    serve.add_argument("env", help="id of an environment")
+    serve.add_argument("--seed", type=int, default=0, help="seed of the episode (default 0)")
+    serve.set_defaults(run=_serve_tools)
+
     play = commands.add_parser("play", help="play an environment in the terminal, or watch an agent play")
     play.add_argument("env", help="id of an environment")
     play.add_argument("--agent", default="human", help="human (default), another agent's name, a run or a model folder")
@@ -77,7 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     play.set_defaults(run=_play)
 
     evaluation = commands.add_parser("eval", help="evaluate an agent")
-    evaluation.add_argument("--agent", required=True, help="random, solver, demonstrator, a run or a model folder")
+    evaluation.add_argument(
+        "--agent", required=True, help="random, solver, demonstrator, a run or model folder, or openai:MODEL@URL"
+    )
+    evaluation.add_argument(
+        "--agent-arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the agent: temperature=0"
+    )
     evaluation.add_argument("--env", required=True, nargs="+", help="ids of environments")
     evaluation.add_argument("--episodes", type=int, default=100, help="tasks of each environment (default 100)")
     evaluation.add_argument("--attempts", type=int, default=1, help="episodes of each task (default 1)")
@@ -85,9 +100,18 @@ def _parser() -> argparse.ArgumentParser:
     evaluation.add_argument("--max-turns", type=int, help="turn limit in place of the registered one")
     evaluation.add_argument("--concurrency", type=int, default=64, help="episodes that run at once (default 64)")
     evaluation.add_argument("--greedy", action="store_true", help="a run or model takes its most probable token")
+    evaluation.add_argument(
+        "--results", type=Path, metavar="DIR", help="write every episode here as it ends, and go on from what is there"
+    )
     evaluation.add_argument("--trajectories", type=Path, help="write every episode to this JSON-lines file")
     evaluation.add_argument("--json", action="store_true", help="print the reports as JSON")
     evaluation.set_defaults(run=_eval)
+
+    comparison = commands.add_parser("compare", help="the paired difference of two evaluations with --results")
+    comparison.add_argument("a", type=Path, metavar="A", help="results of one agent")
+    comparison.add_argument("b", type=Path, metavar="B", help="results of another agent on the same tasks")
+    comparison.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    comparison.set_defaults(run=_compare)
 
     train = commands.add_parser("train", help="train a policy")
     train.add_argument("config", nargs="?", help="name of a recipe, or a config.json")
@@ -133,6 +157,21 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0 if all(report.ok for report in reports) else 1
 
 
+def _new(arguments: argparse.Namespace) -> None:
+    from envgym.scaffold import new_package
+
+    for file in new_package(arguments.name, arguments.dir):
+        print(file)
+    folder = arguments.dir / arguments.name
+    print(f"\nInstall it with `pip install -e {folder}`; {folder / 'README.md'} says what to do next.")
+
+
+def _serve_tools(arguments: argparse.Namespace) -> None:
+    from envgym.tool_server import serve_tools
+
+    serve_tools(arguments.env, seed=arguments.seed)
+
+
 def _play(arguments: argparse.Namespace) -> None:
     from envgym.agent_registry import make_agent
     from envgym.rollout.episode import run_episode
@@ -150,12 +189,15 @@ def _play(arguments: argparse.Namespace) -> None:
 def _eval(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from envgym.agent_registry import make_agent
     from envgym.evaluation.runner import evaluate
     from envgym.progress import ProgressDisplay
     from envgym.tables import report_table
 
-    agent = make_agent(arguments.agent, **({"greedy": True} if arguments.greedy else {}))
+    agent_kwargs: dict[str, Any] = {"greedy": True} if arguments.greedy else {}
+    for given in arguments.agent_arg:
+        if given.partition("=")[0].startswith("api_key"):
+            raise ValueError("a key on the command line is for all to see; set OPENAI_API_KEY instead")
+        _change(agent_kwargs, given, "--agent-arg")
     total = arguments.episodes * arguments.attempts * len(arguments.env)
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay())
@@ -172,20 +214,48 @@ def _eval(arguments: argparse.Namespace) -> None:
                 judged.append(trajectory.success)
             phase.advance(note=f"success {sum(judged) / len(judged):.2f}" if judged else None)
 
-        reports = evaluate(
-            agent,
-            arguments.env,
-            episodes=arguments.episodes,
-            attempts=arguments.attempts,
-            seed=arguments.seed,
-            concurrency=arguments.concurrency,
-            max_turns=arguments.max_turns,
-            on_episode=on_episode,
-        )
+        try:
+            evaluation = evaluate(
+                arguments.agent,
+                arguments.env,
+                episodes=arguments.episodes,
+                attempts=arguments.attempts,
+                seed=arguments.seed,
+                concurrency=arguments.concurrency,
+                max_turns=arguments.max_turns,
+                results=arguments.results,
+                agent_kwargs=agent_kwargs,
+                on_episode=on_episode,
+            )
+        except KeyboardInterrupt:
+            if arguments.results is not None:
+                print(f"\nenvgym: the same command goes on from '{arguments.results}'", file=sys.stderr)
+            raise
+    overall = [evaluation.overall] if len(evaluation) > 1 else []
     if arguments.json:
-        print(json.dumps([report.as_dict() for report in reports.values()]))
-    else:
-        Console().print(report_table(f"{agent.name} ({arguments.agent})", reports))
+        print(json.dumps([report.as_dict() for report in (*evaluation.values(), *overall)]))
+        return
+    title = f"{evaluation.overall.agent} ({arguments.agent})"
+    columns = {**evaluation, **{report.env_id: report for report in overall}}
+    console = Console()
+    console.print(report_table(title, columns))
+    for failure, number in evaluation.overall.failures.items():
+        console.print(f"failed {number} times: {failure}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from envgym.evaluation.comparison import compare
+    from envgym.tables import comparison_table, left_out
+
+    comparison = compare(arguments.a, arguments.b)
+    if arguments.json:
+        print(json.dumps(comparison.as_dict()))
+        return
+    console = Console()
+    console.print(comparison_table(comparison, str(arguments.a), str(arguments.b)))
+    console.print("\n".join(left_out(comparison)), markup=False, highlight=False, soft_wrap=True)
 
 
 def _train(arguments: argparse.Namespace) -> None:
@@ -254,11 +324,11 @@ def _configured(arguments: argparse.Namespace) -> TrainConfig:
     return TrainConfig.model_validate(fields)
 
 
-def _change(fields: dict[str, Any], change: str) -> None:
+def _change(fields: dict[str, Any], change: str, option: str = "--set") -> None:
     """Applies one `section.field=value`; the value is JSON, or else a string."""
     path, equals, text = change.partition("=")
     if not equals:
-        raise ValueError(f"--set takes FIELD=VALUE, got '{change}'")
+        raise ValueError(f"{option} takes FIELD=VALUE, got '{change}'")
     try:
         value = json.loads(text)
     except ValueError:
@@ -269,7 +339,7 @@ def _change(fields: dict[str, Any], change: str) -> None:
         if inner is None:
             inner = fields[section] = {}
         if not isinstance(inner, dict):
-            raise ValueError(f"--set {change}: '{section}' is not a section")
+            raise ValueError(f"{option} {change}: '{section}' is not a section")
         fields = inner
     fields[field] = value
 

@@ -53,6 +53,12 @@ class RolloutConfig(Section):
     max_turn_tokens: int = Field(
         256, ge=1, description="Most sampled tokens of one turn; a turn that reaches it is cut."
     )
+    overlong_penalty: float = Field(
+        0.0,
+        ge=0,
+        description="Taken off the reward of a training turn that is cut at max_turn_tokens (component overlong). A "
+        "cut is bootstrapped, so without a penalty a policy may learn to ramble on to it (compare DAPO, section 3.4).",
+    )
     temperature: float = Field(1.0, gt=0, description="Divides the logits, in sampling and in the learner.")
     top_k: int = Field(0, ge=0, description="Keep the k most probable tokens; 0 keeps all.")
     top_p: float = Field(1.0, gt=0, le=1, description="Keep the most probable tokens up to this probability.")
@@ -70,6 +76,12 @@ class WarmStartConfig(Section):
 
     agent: str = Field("demonstrator", description="Name of the agent whose trajectories are imitated.")
     num_episodes: int = Field(6000, ge=1, description="Trajectories to collect on all ranks together.")
+    max_turns: int | None = Field(
+        None,
+        ge=1,
+        description="Turn limit of the demonstrations; None is that of training. Where evaluation episodes are longer "
+        "than training ones, long demonstrations let the policy see contexts of that length.",
+    )
     num_epochs: int = Field(1, ge=1, description="Passes over them.")
     batch_episodes: int = Field(64, ge=1, description="Trajectories of one update on all ranks together.")
     learning_rate: float = Field(

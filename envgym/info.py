@@ -23,6 +23,8 @@ PLAYERS = ("solver", "demonstrator", "random")
 """Who plays the sample episode: the first that the environment has. All that it has show the reward components."""
 EPISODES = 4
 """Episodes of each player in which reward components are looked for."""
+MOST_TURNS = 200
+"""Turns of such an episode where the environment sets no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,17 @@ def listing(tag: str | None = None) -> list[str]:
 
 def _episodes(env_id: str, player: str, seeds: Iterable[int]) -> list[Trajectory]:
     """Episodes of a player; empty where the environment has no such player."""
+    env = make(env_id)
+    if env.get_wrapper_attr("max_turns") is None:
+        env = make(env_id, max_turns=MOST_TURNS)
     try:
-        return [run_episode(env_id, make_agent(player), seed=seed) for seed in seeds]
+        return [run_episode(env, make_agent(player), seed=seed) for seed in seeds]
     except ValueError:
         if player == PLAYERS[-1]:
             raise
         return []
+    finally:
+        env.close()
 
 
 def _components(trajectories: Iterable[Trajectory]) -> dict[str, tuple[float, float]]:

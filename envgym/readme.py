@@ -1,8 +1,8 @@
 """What the README of an environment says about it, read without importing the environment.
 
 A README lies beside the module an environment is registered from. It names the environment and its task in one line,
-`` `namespace/Name-v0`: the task. ``, or in a row of a table; paragraphs begin with a word in bold ("**Ending** ..."); a table has
-the scores of the players.
+`` `namespace/Name-v0`: the task. ``, or in a row of a table; paragraphs begin with a word in bold ("**Ending** ...");
+a table has the scores of the players.
 """
 
 from __future__ import annotations
@@ -69,22 +69,28 @@ class Readme:
                 yield table
                 table = []
 
+    def turn_limit(self) -> int | None:
+        """The number of turns after which an episode is truncated or cut, if one is stated."""
+        match = re.search(r"\bafter\s+(\d+)\s+turns", self.text, re.IGNORECASE)
+        return int(match[1]) if match else None
+
     def score(self, env_id: str, player: str) -> str:
-        """The score of a player with what it measures, for example `0.51 / 0.84 (success / reward)`; empty where there is none.
+        """The score of a player and what it measures, as in `0.51 / 0.84 (success / reward)`; empty without one.
 
         A table has its players in rows, or in columns with a row for each environment of the README.
         """
         name = env_id.rpartition("/")[2].partition("-v")[0].lower()
         for head, *rows in self.tables():
             for row in rows:
-                if row[0].split()[0] == player and len(row) == len(head):
+                if re.split(r"\W", row[0])[0] == player and len(row) == len(head):
                     return f"{' / '.join(row[1:])} ({' / '.join(head[1:])})"
             for column, label in enumerate(head[1:], start=1):
                 if not _is_about(label, player):
                     continue
                 for row in rows:
                     subject, _, measure = row[0].partition(",")
-                    if subject and name.endswith(subject.split()[0].lower()) and len(row) > column:
+                    is_it = subject == f"`{env_id}`" or (subject and name.endswith(subject.split()[0].lower()))
+                    if is_it and len(row) > column:
                         measured = measure.strip() or ("" if label == player else label)
                         return f"{row[column]} ({measured})" if measured else row[column]
         return ""
@@ -96,7 +102,7 @@ def tags(spec: EnvSpec) -> tuple[str, ...]:
 
 
 def summary(spec: EnvSpec) -> str:
-    """One line about an environment: from its README, else from the docstring of its class; empty where both are silent.
+    """One line about an environment: from its README, else from its docstring; empty where both are silent.
 
     The environment is imported only when its README does not name it; one that cannot be imported has no summary.
     """
@@ -121,7 +127,8 @@ def first_sentence(text: str) -> str:
 
 
 def _is_about(label: str, player: str) -> bool:
-    return player in label.split() or (player == "solver" and "solved" in label.split())
+    words = re.findall(r"\w+", label)
+    return player in words or (player == "solver" and "solved" in words)
 
 
 def _folder(spec: EnvSpec) -> Path | None:

@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
 from envgym.env import TextEnv
 from envgym.errors import UnknownIdError
 from envgym.types import TruncationReason
+from envgym.wrappers import MaxTurns
 
 ENTRY_POINT_GROUP = "envgym.environments"
 _LIMIT, _GUARD = "envgym.wrappers:MaxTurns", "envgym.wrappers:EpisodeGuard"
@@ -43,6 +44,29 @@ _BUILTIN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("CliffWalking", "toy_text", ("toy_text",)),
     ("Blackjack", "toy_text", ("toy_text",)),
     ("ReasoningGym", "reasoning", ("reasoning_gym",)),
+    ("TextWorld", "text_world", ("textworld",)),
+    ("TextArena2048", "text_arena", ("textarena",)),
+    ("TextArenaBandit", "text_arena", ("textarena",)),
+    ("TextArenaBlackjack", "text_arena", ("textarena",)),
+    ("TextArenaCountdown", "text_arena", ("textarena",)),
+    ("TextArenaCrosswords", "text_arena", ("textarena",)),
+    ("TextArenaCryptarithm", "text_arena", ("textarena",)),
+    ("TextArenaFifteenPuzzle", "text_arena", ("textarena",)),
+    ("TextArenaFrozenLake", "text_arena", ("textarena",)),
+    ("TextArenaGuessTheNumber", "text_arena", ("textarena",)),
+    ("TextArenaLightsOut", "text_arena", ("textarena",)),
+    ("TextArenaLogicPuzzle", "text_arena", ("textarena",)),
+    ("TextArenaMastermind", "text_arena", ("textarena",)),
+    ("TextArenaMinesweeper", "text_arena", ("textarena",)),
+    ("TextArenaPegJump", "text_arena", ("textarena",)),
+    ("TextArenaRushHour", "text_arena", ("textarena",)),
+    ("TextArenaSecretary", "text_arena", ("textarena",)),
+    ("TextArenaSet", "text_arena", ("textarena",)),
+    ("TextArenaSlitherlink", "text_arena", ("textarena",)),
+    ("TextArenaSokoban", "text_arena", ("textarena",)),
+    ("TextArenaSudoku", "text_arena", ("textarena",)),
+    ("TextArenaThreeCardMonte", "text_arena", ("textarena",)),
+    ("TextArenaTowerOfHanoi", "text_arena", ("textarena",)),
 )
 """Class, module and further tags of each environment that comes with this package."""
 
@@ -138,7 +162,7 @@ def list_environments(tag: str | None = None) -> list[str]:
     return sorted(entry.id for entry in ours if tag is None or tag in _wrapper_kwargs(entry, _GUARD)["tags"])
 
 
-def make(id: str | EnvSpec, *, max_turns: int | None = None, **kwargs: Any) -> TextEnv:
+def make(id: str | EnvSpec, *, max_turns: int | None = None, checks: bool = True, **kwargs: Any) -> TextEnv:
     """Makes an environment, with its turn limit and the guard of the contract around it.
 
     The guard raises `EpisodeOrderError` and `RewardError`; it takes the place of Gymnasium's order and passive
@@ -147,6 +171,9 @@ def make(id: str | EnvSpec, *, max_turns: int | None = None, **kwargs: Any) -> T
     Args:
         id: Id of a registered environment, or an `EnvSpec`.
         max_turns: Turn limit in place of the registered one; None keeps that.
+        checks: Whether the guard is there. Without it nothing notices a step after the end or components that do not
+            add up, and a step costs less; the turn limit is then there only where one applies. For environments that
+            `check_env` passes.
         kwargs: Arguments of the environment's constructor.
 
     Returns:
@@ -166,6 +193,7 @@ def make(id: str | EnvSpec, *, max_turns: int | None = None, **kwargs: Any) -> T
         if wrapper.entry_point == _LIMIT and max_turns is not None
         else wrapper
         for wrapper in entry.additional_wrappers
+        if checks or wrapper.entry_point != _GUARD
     )
     limited = EnvSpec(
         entry.id,
@@ -176,7 +204,10 @@ def make(id: str | EnvSpec, *, max_turns: int | None = None, **kwargs: Any) -> T
         kwargs=dict(entry.kwargs),
         additional_wrappers=wrappers,
     )
-    return cast(TextEnv, gymnasium.make(limited, **kwargs))
+    made = gymnasium.make(limited, **kwargs)
+    if not checks and isinstance(made, MaxTurns) and made.limits_nothing:
+        made = made.env
+    return cast(TextEnv, made)
 
 
 def _check_kwargs(id: str, creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
@@ -186,7 +217,8 @@ def _check_kwargs(id: str, creator: Callable[..., Any], kwargs: Mapping[str, Any
     accepted = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
     for name in kwargs:
         if name not in accepted:
-            raise ValueError(f"'{id}' takes no argument '{name}'; it takes {', '.join(['max_turns', *accepted])}")
+            known = ", ".join(["max_turns", "checks", *accepted])
+            raise ValueError(f"'{id}' takes no argument '{name}'; it takes {known}")
 
 
 def _is_ours(entry: EnvSpec) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from envgym.config import TrainConfig
 from envgym.errors import CheckpointError
@@ -16,6 +17,7 @@ from envgym.types import Trajectory
 
 CONFIG, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
 MODEL, INITIAL_MODEL, CHECKPOINTS, EVENTS = "model", "initial_model", "checkpoints", "tensorboard"
+LOCK = ".lock"
 
 
 class RunFolder:
@@ -23,10 +25,12 @@ class RunFolder:
 
     Args:
         path: The folder.
+        lock: Its lock file, held open until `close`; the kernel lets go of it however the process ends.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path = path
+        self._lock = lock
         self._events: Any = None
 
     @classmethod
@@ -36,10 +40,12 @@ class RunFolder:
         What a run that ended before its first checkpoint left there is removed: there is nothing in it to continue.
 
         Raises:
-            ValueError: The folder already holds a run with a checkpoint, or anything else.
+            ValueError: The folder already holds a run with a checkpoint, or anything else, or is in use.
         """
         path = config.run_dir
-        if (path / CONFIG).is_file() and not any((path / CHECKPOINTS).glob("[0-9]*")):
+        lock = None
+        if _never_began(path):
+            lock = _lock(path)
             for name in (INITIAL_MODEL, CHECKPOINTS, EVENTS):
                 shutil.rmtree(path / name, ignore_errors=True)
             for name in (CONFIG, METRICS, TRAJECTORIES):
@@ -48,11 +54,12 @@ class RunFolder:
             raise ValueError(
                 f"'{path}' already holds a run; continue it with resume=True (--resume) or choose another run_dir"
             )
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())):
             raise ValueError(f"'{path}' is not an empty folder; choose another run_dir")
         path.mkdir(parents=True, exist_ok=True)
+        lock = lock or _lock(path)
         write_atomically(path / CONFIG, config.model_dump_json(indent=2) + "\n")
-        return cls(path)
+        return cls(path, lock)
 
     @classmethod
     def reopen(cls, config: TrainConfig) -> RunFolder:
@@ -71,8 +78,9 @@ class RunFolder:
                 f"the run in '{config.run_dir}' was started with other settings in {', '.join(changed)}; "
                 "resume it with its own config.json, or start a new run"
             )
+        lock = _lock(config.run_dir)
         write_atomically(config.run_dir / CONFIG, config.model_dump_json(indent=2) + "\n")
-        return cls(config.run_dir)
+        return cls(config.run_dir, lock)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each record so far; a checkpoint keeps them for `rewind`."""
@@ -120,6 +128,36 @@ class RunFolder:
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
+        self._lock.close()
+
+
+def _lock(path: Path) -> IO[str]:
+    """The open lock file of a run folder.
+
+    Raises:
+        ValueError: Another process writes to this run.
+    """
+    file = (path / LOCK).open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ValueError(f"another process is training in '{path}'; wait for it or choose another run_dir") from error
+    return file
+
+
+def _never_began(path: Path) -> bool:
+    """Whether a folder holds a run of ours that ended before its first checkpoint, and nothing else."""
+    ours = {LOCK, CONFIG, METRICS, TRAJECTORIES, INITIAL_MODEL, CHECKPOINTS, EVENTS, f".{CONFIG}.tmp"}
+    if not (path / CONFIG).is_file() or any(entry.name not in ours for entry in path.iterdir()):
+        return False
+    if (path / CHECKPOINTS).is_dir() and any(not e.name.startswith(".") for e in (path / CHECKPOINTS).iterdir()):
+        return False
+    try:
+        TrainConfig.model_validate(json.loads((path / CONFIG).read_text(encoding="utf-8")))
+    except ValueError:
+        return False
+    return True
 
 
 def read_config(run_dir: Path) -> TrainConfig:
@@ -133,7 +171,7 @@ def read_config(run_dir: Path) -> TrainConfig:
         raise CheckpointError(f"'{run_dir}' holds no run (it has no {CONFIG}); start one without resume")
     try:
         return TrainConfig.model_validate({**json.loads(path.read_text(encoding="utf-8")), "run_dir": run_dir})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"'{path}' is not a valid configuration: {error}") from error
 
 

@@ -96,8 +96,8 @@ class Trainer:
         self._check_prompt()
         self.learner = Learner(load_model(model_dir, weights_dtype(config)), config, mesh=mesh, device=device)
         self.collectors: list[Collector] = []
-        self.training_envs = self._collector(config.env.max_turns)
-        self.evaluation_envs = self._collector(config.evaluation.max_turns)
+        self.training_envs = self._collector(config.env.max_turns, config.rollout.overlong_penalty)
+        self.evaluation_envs = self._collector(config.evaluation.max_turns, 0.0)
 
     # -- setting up ---------------------------------------------------------------------------------------------------
 
@@ -141,12 +141,13 @@ class Trainer:
     def _make_env(self, max_turns: int | None) -> TextEnv:
         return make(self.config.env.id, max_turns=max_turns, **self.config.env.kwargs)
 
-    def _collector(self, max_turns: int | None) -> Collector:
+    def _collector(self, max_turns: int | None, overlong_penalty: float) -> Collector:
         rollout = self.config.rollout
         collector = Collector(
             lambda: self._make_env(max_turns),
             concurrency=rollout.concurrency,
             num_threads=rollout.num_threads,
+            overlong_penalty=overlong_penalty,
         )
         self.collectors.append(collector)
         return collector
@@ -240,10 +241,9 @@ class Trainer:
         started = time.perf_counter()
         requests = self._share(training_requests(self.config.seed, "warm_start", 0, range(config.num_episodes)))
         agent = make_agent(config.agent)
+        envs = self.training_envs if config.max_turns is None else self._collector(config.max_turns, 0.0)
         with self.display.phase(f"playing the {config.agent}", len(requests)) as phase:
-            played = self.training_envs.collect(
-                agent, [request for _, request in requests], on_episode=lambda *_: phase.advance()
-            )
+            played = envs.collect(agent, [request for _, request in requests], on_episode=lambda *_: phase.advance())
         env = self._make_env(self.config.env.max_turns)
         samples, too_long = [], 0
         for (index, _), trajectory in zip(requests, played.trajectories, strict=True):

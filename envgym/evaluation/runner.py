@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
-from envgym.agent import Agent
-from envgym.agent_registry import make_agent
-from envgym.evaluation.results import EnvironmentReport, summarise
+import numpy as np
+
+from envgym.agent import Agent, Player
+from envgym.agent_registry import list_agents, make_agent
+from envgym.env import TextEnv
+from envgym.evaluation.identity import agent_identity, env_identity
+from envgym.evaluation.results import Evaluation, TokenUsage
+from envgym.evaluation.results_folder import EpisodeKey, EpisodeRecord, ResultsFolder, evaluation_of
 from envgym.registry import make, spec
 from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.rollout.episode import FunctionAgent
@@ -22,12 +30,18 @@ def evaluate(
     seed: int = 0,
     concurrency: int = 64,
     max_turns: int | None = None,
+    results: str | Path | None = None,
+    agent_kwargs: Mapping[str, Any] | None = None,
     on_episode: Callable[[Trajectory], None] | None = None,
-) -> dict[str, EnvironmentReport]:
+) -> Evaluation:
     """Plays `episodes` tasks of each environment, `attempts` times each, and reports by environment.
 
-    Task i has the environment seed `seed + i`; every attempt has randomness of its own on the agent's side. An episode
-    that fails is counted in the report and not scored.
+    Task i has the environment seed `seed + i`; every attempt has randomness of its own on the agent's side, which
+    depends on seed and attempt alone. An episode that fails is counted in the report and not scored.
+
+    With a `results` folder every episode is on disk as soon as it ends. What the folder holds already is not played
+    again, so that the same call after an interruption goes on where it was; failed episodes are. More episodes,
+    attempts or environments may be asked for later, too. The report is over the episodes this call asks for.
 
     Args:
         agent: An agent, the name or folder of one, or a function from an observation to an action.
@@ -37,57 +51,120 @@ def evaluate(
         seed: First environment seed. Training never uses seeds below 2**32.
         concurrency: Most episodes that run at the same time.
         max_turns: Turn limit in place of the registered one.
-        on_episode: Called with each episode as it ends.
+        results: Folder of the results; see `envgym.evaluation.results_folder`. None keeps them in memory only.
+        agent_kwargs: Arguments for the constructor of an agent that is given by name or folder.
+        on_episode: Called with each episode: first those the results folder holds, then each as it ends.
 
     Returns:
-        One report for each environment, in the given order.
+        One report for each environment, in the given order, by the given id; `.overall` is over all of them.
 
     Raises:
-        ValueError: An id is unknown, a number is too low, or the agent cannot play an environment.
+        ValueError: An id is unknown or given twice, a number is too low, the agent cannot play an environment, or the
+            results folder belongs to other settings.
     """
-    if episodes < 1 or attempts < 1:
-        raise ValueError(f"episodes and attempts must be at least 1, got {episodes} and {attempts}")
+    if episodes < 1 or attempts < 1 or concurrency < 1:
+        raise ValueError(
+            f"episodes, attempts and concurrency must be at least 1, got {episodes}, {attempts} and {concurrency}"
+        )
+    if max_turns is not None and max_turns < 1:
+        raise ValueError(f"max_turns must be at least 1, got {max_turns}")
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
+    names = [env_ids] if isinstance(env_ids, str) else list(env_ids)
+    specs = {name: spec(name) for name in names}
+    if len({entry.id for entry in specs.values()}) < len(names) or not names:
+        raise ValueError(f"name each environment once and at least one; got {', '.join(names) or 'none'}")
+    player, folder = _agent(agent, dict(agent_kwargs or {}))
+    wanted = {
+        name: [EpisodeKey(entry.id, seed + task, attempt) for task in range(episodes) for attempt in range(attempts)]
+        for name, entry in specs.items()
+    }
+    records: dict[EpisodeKey, EpisodeRecord] = {}
+    with ExitStack() as stack:
+        store: ResultsFolder | None = None
+        if results is not None:
+            identity = agent_identity(player, agent_kwargs or {}, folder)
+            environments = {entry.id: env_identity(entry, max_turns) for entry in specs.values()}
+            store = stack.enter_context(ResultsFolder(results, identity, environments))
+            keys = [key for keys in wanted.values() for key in keys]
+            records = {key: store.records[key] for key in keys if key in store.records and store.records[key].finished}
+            if on_episode is not None:
+                for record in records.values():
+                    on_episode(record.trajectory)
+
+        def keep(record: EpisodeRecord) -> None:
+            if store is not None:
+                store.add(record)
+            records[record.key] = record
+            if on_episode is not None:
+                on_episode(record.trajectory)
+
+        for name, keys in wanted.items():
+            missing = [key for key in keys if key not in records]
+            _play(player, name, missing, keep, concurrency=concurrency, max_turns=max_turns)
+    return evaluation_of({name: entry.id for name, entry in specs.items()}, player.name, records.values())
+
+
+def _agent(agent: Agent | str | Callable[[str], str], kwargs: dict[str, Any]) -> tuple[Agent, Path | None]:
+    """The agent, and the folder it comes from, if any.
+
+    Raises:
+        ValueError: There is no such agent, or an argument for one that is made already.
+    """
     if isinstance(agent, str):
-        agent = make_agent(agent)
-    elif not isinstance(agent, Agent):
-        agent = FunctionAgent(agent)
-    ids = [env_ids] if isinstance(env_ids, str) else list(env_ids)
-    for env_id in ids:
-        spec(env_id)
-    reports = {}
-    for env_id in ids:
-        requests = [
-            EpisodeRequest(seed=seed + task, agent_seed=(seed + task) * attempts + attempt)
-            for task in range(episodes)
-            for attempt in range(attempts)
-        ]
-        trajectories = play(
-            agent, env_id, requests, concurrency=concurrency, max_turns=max_turns, on_episode=on_episode
-        )
-        reports[env_id] = summarise(env_id, agent.name, trajectories)
-    return reports
+        made = make_agent(agent, **kwargs)
+        return made, Path(agent) if agent not in list_agents() and Path(agent).is_dir() else None
+    if kwargs:
+        raise ValueError(f"agent_kwargs are for an agent given by name or folder, got {agent!r}")
+    return (agent if isinstance(agent, Agent) else FunctionAgent(agent)), None
 
 
-def play(
+def _play(
     agent: Agent,
     env_id: str,
-    requests: Sequence[EpisodeRequest],
+    keys: Sequence[EpisodeKey],
+    keep: Callable[[EpisodeRecord], None],
     *,
     concurrency: int,
-    max_turns: int | None = None,
-    on_episode: Callable[[Trajectory], None] | None = None,
-) -> list[Trajectory]:
-    """Plays the requested episodes of one environment and returns all of them, the failed ones last."""
+    max_turns: int | None,
+) -> None:
+    """Plays the episodes of one environment and hands over each as it ends, failed ones too."""
+    requests = [EpisodeRequest(seed=key.seed, agent_seed=_agent_seed(key)) for key in keys]
+    metered = _Metered(agent)
+
+    def on_episode(index: int, trajectory: Trajectory) -> None:
+        keep(EpisodeRecord(keys[index], trajectory, metered.take_usage(requests[index].agent_seed)))
+
     collector = Collector(lambda: make(env_id, max_turns=max_turns), concurrency=concurrency)
     try:
-        collected = collector.collect(
-            agent,
-            requests,
-            on_episode=None if on_episode is None else lambda _, trajectory: on_episode(trajectory),
-            allow_missing=True,
-        )
+        collector.collect(metered, requests, on_episode=on_episode, allow_missing=True)
     finally:
         collector.close()
-    return [*collected.trajectories, *collected.failed]
+
+
+def _agent_seed(key: EpisodeKey) -> int:
+    """Seed of the agent's randomness: the task's own for the first attempt, and 63 mixed bits for each further one."""
+    if key.attempt == 0:
+        return key.seed
+    return int(np.random.SeedSequence([key.seed, key.attempt]).generate_state(1, np.uint64)[0] >> 1)
+
+
+class _Metered(Agent):
+    """An agent, and the tokens that its players count themselves in an attribute `usage`."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.name = agent.name
+        self._agent = agent
+        self._players: dict[int, Player] = {}
+
+    def start(self, env: TextEnv, *, seed: int) -> Player:
+        self._players[seed] = self._agent.start(env, seed=seed)
+        return self._players[seed]
+
+    def take_usage(self, seed: int) -> TokenUsage | None:
+        """What the player of that seed has used; None where it does not say, or was never started."""
+        usage = getattr(self._players.pop(seed, None), "usage", None)
+        return None if usage is None else TokenUsage(**usage)
+
+    def hold(self) -> Callable[[], None]:
+        return self._agent.hold()

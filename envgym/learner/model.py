@@ -104,7 +104,8 @@ class Critic(nn.Module):
     def __init__(self, trunk: Any, hidden_size: int) -> None:
         super().__init__()
         self.trunk: Any = trunk
-        self.head = nn.Linear(hidden_size, 1, bias=False, dtype=next(trunk.parameters()).dtype)
+        with torch.random.fork_rng(devices=[]):  # the caller's random stream is not ours to advance
+            self.head = nn.Linear(hidden_size, 1, bias=False, dtype=next(trunk.parameters()).dtype)
         nn.init.zeros_(self.head.weight)
 
     def init_head(self, kind: str, *, seed: int) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ from envgym.types import Trajectory
 
 MAX_ATTEMPTS = 3
 """How often an episode is tried before it is given up, each time with another seed."""
+
+CLOSE_TIMEOUT_S = 10.0
+"""How long closing waits for environment steps that are under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +61,26 @@ class Collector:
         make_env: Makes one environment; called at most `concurrency` times.
         concurrency: Most episodes that run at the same time.
         num_threads: Worker threads for environment steps.
+        overlong_penalty: Taken off the reward of a turn that is cut at its token limit.
 
     Raises:
         ValueError: A number is below 1.
     """
 
-    def __init__(self, make_env: Callable[[], TextEnv], *, concurrency: int = 256, num_threads: int = 8) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[], TextEnv],
+        *,
+        concurrency: int = 256,
+        num_threads: int = 8,
+        overlong_penalty: float = 0.0,
+    ) -> None:
         if concurrency < 1 or num_threads < 1:
             raise ValueError(f"concurrency and num_threads must be at least 1, got {concurrency} and {num_threads}")
         self._make_env = make_env
         self._concurrency = concurrency
+        self.overlong_penalty = overlong_penalty
+        self._running: set[Future[tuple[Any, Exception | None]]] = set()
         self._envs: list[TextEnv] = []
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="envgym-env")
 
@@ -96,8 +109,19 @@ class Collector:
         return run_to_end(_Run(self, agent, requests, on_episode, allow_missing).collect())
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Awaits a blocking function in a worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        """Awaits a blocking function in a worker thread.
+
+        Raises:
+            Exception: What the function raised. What an event loop would take for its own (StopIteration, a
+                cancellation, an exit) comes as a RuntimeError.
+        """
+        future = self._threads.submit(_outcome, function, *args)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        result, error = await asyncio.wrap_future(future)
+        if error is not None:
+            raise error
+        return result
 
     def borrow_envs(self, count: int) -> list[TextEnv]:
         """At least `count` environments, made where there are too few."""
@@ -120,9 +144,24 @@ class Collector:
     def close(self) -> None:
         """Closes the environments and ends the threads."""
         for env in self._envs:
-            env.close()
+            with contextlib.suppress(Exception):  # its episodes are over; what they gave must not be lost
+                env.close()
         self._envs.clear()
-        self._threads.shutdown(wait=True)
+        # A step that hangs must not keep what follows from being done.
+        hanging = wait(set(self._running), timeout=CLOSE_TIMEOUT_S).not_done
+        self._threads.shutdown(wait=not hanging, cancel_futures=True)
+
+
+def _outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
+    """What a function returned or raised, in a form that crosses from a thread to an event loop unchanged."""
+    try:
+        return function(*args), None
+    except (StopIteration, CancelledError, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
+        stand_in = RuntimeError(f"{type(error).__name__}: {error}")
+        stand_in.__cause__ = error
+        return None, stand_in.with_traceback(error.__traceback__)
+    except Exception as error:
+        return None, error
 
 
 @dataclass(slots=True)
@@ -152,6 +191,7 @@ class _Run:
         finally:
             for slot in slots:
                 slot.release()
+        assert len(self.finished) + len(self.missing) == len(self.requests), "an episode was lost"
         order = sorted(self.failed, key=lambda entry: entry[:2])
         return Collection(
             tuple(self.finished[index] for index in sorted(self.finished)),
@@ -171,6 +211,7 @@ class _Run:
                     seed=seed,
                     agent_seed=request.agent_seed + (attempt << 40),
                     call=self.collector.call,
+                    overlong_penalty=self.collector.overlong_penalty,
                     after_start=slot.release,
                     before_close=slot.announce,
                 )

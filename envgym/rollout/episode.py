@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -17,6 +18,7 @@ from envgym.errors import UnplayableError
 from envgym.registry import make
 from envgym.rollout.loop import run_to_end
 from envgym.types import Completion, Trajectory, TruncationReason, Turn
+from envgym.wrappers import EpisodeGuard, MaxTurns
 
 Call = Callable[..., Awaitable[Any]]
 """Awaits a blocking function: `await call(function, *args)`."""
@@ -60,6 +62,8 @@ def run_episode(
         ValueError: The id is unknown, or the agent cannot play this environment.
     """
     made = make(env) if isinstance(env, str) else env
+    if made.unwrapped is made:  # bare: its turn limit and the contract hold all the same
+        made = cast(TextEnv, EpisodeGuard(MaxTurns(made)))
     player_of = agent if isinstance(agent, Agent) else FunctionAgent(agent)
 
     async def call(function: Callable[..., Any], *args: Any) -> Any:
@@ -80,6 +84,7 @@ async def play_episode(
     call: Call,
     agent_seed: int | None = None,
     options: Mapping[str, Any] | None = None,
+    overlong_penalty: float = 0.0,
     after_start: Callable[[], None] = lambda: None,
     before_close: Callable[[], None] = lambda: None,
 ) -> Trajectory:
@@ -92,6 +97,7 @@ async def play_episode(
         call: How blocking calls into the environment are awaited.
         agent_seed: Seed of the agent's own randomness; `seed` when None.
         options: Options for the environment's reset.
+        overlong_penalty: Taken off the reward of a turn that is cut at its token limit, as the component "overlong".
         after_start: Called once the agent has started its player; not when the reset failed.
         before_close: Called before that player is closed.
 
@@ -107,18 +113,25 @@ async def play_episode(
     player = agent.start(env, seed=seed if agent_seed is None else agent_seed)
     try:
         after_start()
-        return await _play(env, player, record, observation, info, call)
+        return await _play(env, player, record, observation, info, call, overlong_penalty)
     except UnplayableError:
         raise
     except Exception as error:
         return record.ended(terminated=False, truncated=False, failure=_describe(error))
     finally:
         before_close()
-        player.close()
+        with contextlib.suppress(Exception):  # the episode is over; what it gave must not be lost
+            player.close()
 
 
 async def _play(
-    env: TextEnv, player: Player, record: _Record, observation: str, info: Mapping[str, Any], call: Call
+    env: TextEnv,
+    player: Player,
+    record: _Record,
+    observation: str,
+    info: Mapping[str, Any],
+    call: Call,
+    overlong_penalty: float,
 ) -> Trajectory:
     terminal_limits = _terminal_limits(env)
     while True:
@@ -155,6 +168,10 @@ async def _play(
             raise RuntimeError("the policy aborted this turn")
         if turn.finish_reason in _CUTS:
             # The turn was cut in mid-generation: there is no action to execute and no following observation.
+            if turn.finish_reason == "length" and overlong_penalty:
+                turn = dataclasses.replace(
+                    turn, reward=-overlong_penalty, reward_components={"overlong": -overlong_penalty}
+                )
             record.turns.append(turn)
             return record.ended(**_cut(_CUTS[turn.finish_reason], terminal_limits, info))
         step: Step = await call(env.step, action.text)
@@ -222,10 +239,10 @@ def _rest(info: Mapping[str, Any]) -> dict[str, Any]:
     placed = ("reward_components", "truncation_reason", "success", "role", "action_error")
     rest = {key: value for key, value in info.items() if key not in placed}
     try:
-        json.dumps(rest, allow_nan=False)
+        # A copy, so that the record stays what it is whatever the environment does to its info later.
+        return json.loads(json.dumps(rest, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"everything in info must be JSON-serialisable: {error}") from error
-    return rest
 
 
 def _executed(turn: Turn, step: Step, seconds: float) -> Turn:

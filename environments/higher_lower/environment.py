@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from envgym import Step, TextEnv
+from envgym import Step, TextEnv, TruncationReason
 from envgym.spaces import TextSpace
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ class HigherLower(TextEnv):
     """A secret number from 1 to 64 and six guesses.
 
     The number of guesses is part of the task: after the sixth wrong one the environment itself ends the episode,
-    without success. An episode::
+    without success. So does a message that runs into the token limit of a turn: were it a truncation, its bootstrapped
+    value could be worth more than a guess, which costs a turn's discount, and a policy could learn to ramble. An
+    episode::
 
         1-64         32
         higher       48
@@ -34,6 +36,7 @@ class HigherLower(TextEnv):
     """
 
     system_prompt = "Guess the number in 6 tries."
+    terminal_limits = frozenset({TruncationReason.RESPONSE_LENGTH})
 
     def __init__(self) -> None:
         self.action_space = TextSpace([str(number) for number in range(LOW, HIGH + 1)])
@@ -65,13 +68,13 @@ class HigherLower(TextEnv):
         if match is None:
             error = f"expected a whole number from {LOW} to {HIGH}"
             reply, components = f"{LOW}-{HIGH}?", {"malformed": -0.05}
-        elif int(match[1]) == self._secret:
-            components = {"information": self._information(self._secret, self._secret), "win": 1.0}
+        elif (guess := int(match[1])) == self._secret:
+            components = {"information": self._information(guess, guess), "win": 1.0}
             return Step.terminal("correct", components, success=True)
-        elif int(match[1]) < self._secret:
-            reply, components = "higher", {"information": self._information(int(match[1]) + 1, self._high)}
+        elif guess < self._secret:
+            reply, components = "higher", {"information": self._information(guess + 1, self._high)}
         else:
-            reply, components = "lower", {"information": self._information(self._low, int(match[1]) - 1)}
+            reply, components = "lower", {"information": self._information(self._low, guess - 1)}
         if self._guesses == GUESSES:
             return Step.terminal(f"was {self._secret}", components, success=False, action_error=error)
         return Step.running(reply, components, action_error=error, success=False)
@@ -79,7 +82,10 @@ class HigherLower(TextEnv):
     def _information(self, low: int, high: int) -> float:
         """Narrows the remaining range to what `low..high` leaves of it, and returns the share of 6 bits it brought."""
         before = self._high - self._low + 1
-        self._low, self._high = max(self._low, low), min(self._high, high)
+        if low > self._low:
+            self._low = low
+        if high < self._high:
+            self._high = high
         return math.log2(before / (self._high - self._low + 1)) / 6
 
     def solver(self) -> Player:

@@ -106,3 +106,8 @@ def test_the_demonstrator_succeeds_in_a_third_of_the_episodes():
     env = envgym.make("envgym/HigherLower-v0")
     rate = np.mean([play(env, env.unwrapped.demonstrator(np.random.default_rng([s, 1])), s) for s in range(2000)])
     assert 0.29 < rate < 0.35
+
+
+def test_a_message_cut_at_its_token_limit_loses_the_game():
+    assert HigherLower.terminal_limits == {envgym.TruncationReason.RESPONSE_LENGTH}
+    assert envgym.make("envgym/HigherLower-v0").get_wrapper_attr("terminal_limits") == HigherLower.terminal_limits

@@ -5,9 +5,11 @@ import dataclasses
 import threading
 import time
 
+import gymnasium
 import pytest
 from fakes import Countdown, ScriptedPolicy
 
+import envgym
 from envgym.agents.policy_agent import PolicyAgent
 from envgym.errors import CollectionError, UnplayableError
 from envgym.policies.tiny_model import byte_tokenizer, create_model
@@ -292,3 +294,21 @@ def test_episodes_can_be_played_where_a_loop_is_running_as_in_a_notebook(folder)
     again = collect(torch_agent(folder), requests(3))
     assert [without_timings(t) for t in collection.trajectories] == [without_timings(t) for t in again.trajectories]
     assert_leaves_nothing_behind(agent)
+
+
+@pytest.mark.parametrize("error", [StopIteration(), asyncio.CancelledError(), SystemExit(3)])
+def test_what_an_event_loop_takes_for_its_own_is_a_failed_episode_like_any_other(error):
+    class Odd(envgym.TextEnv):
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return "go", {}
+
+        def step(self, action):
+            raise error
+
+    envgym.register("test/Odd-v0", Odd)
+    try:
+        report = envgym.evaluate(lambda observation: "a", "test/Odd-v0", episodes=5, concurrency=2)["test/Odd-v0"]
+    finally:
+        gymnasium.registry.pop("test/Odd-v0")
+    assert (report.episodes, report.failed) == (0, 5)

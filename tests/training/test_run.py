@@ -38,6 +38,7 @@ def run(tmp_path_factory):
 def test_a_run_folder_holds_what_the_pages_say(run):
     names = {path.name for path in run.run_dir.iterdir()}
     assert names == {
+        ".lock",
         "config.json",
         "metrics.jsonl",
         "trajectories.jsonl",
@@ -157,7 +158,7 @@ def test_an_unknown_environment_is_named_with_the_nearest(tmp_path):
 
 
 def test_a_wrong_argument_of_the_environment_is_named(tmp_path):
-    with pytest.raises(ValueError, match="takes no argument 'hop'; it takes max_turns, hops"):
+    with pytest.raises(ValueError, match="takes no argument 'hop'; it takes max_turns, checks, hops"):
         train(tiny(tmp_path / "run", env={"id": "envgym/PointerChase-v0", "kwargs": {"hop": 1}}), progress=False)
     assert not (tmp_path / "run").exists()
 

@@ -1,0 +1,273 @@
+"""The folder of an evaluation: every episode on disk as it ends, so that a killed evaluation goes on where it was.
+
+`episodes.jsonl` has one line for each episode::
+
+    {"env_id": "envgym/HigherLower-v0", "seed": 3, "attempt": 0, "usage": null, "trajectory": {...}}
+
+Environment, seed and attempt are the key. A failed episode is a line like any other, with the failure in its
+trajectory; when it is played again, the new line counts. `settings.json` says which agent played, and how each
+environment was set up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+from envgym.evaluation.identity import differences
+from envgym.evaluation.results import OVERALL, EnvironmentReport, Evaluation, TokenUsage, summarise
+from envgym.types import Trajectory
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where two evaluations in one folder go unnoticed
+    fcntl = None  # type: ignore[assignment]
+
+EPISODES, SETTINGS = "episodes.jsonl", "settings.json"
+_FORMAT = 1
+
+
+class EpisodeKey(NamedTuple):
+    """Which episode of an evaluation: an attempt at a task."""
+
+    env_id: str
+    seed: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One line of `episodes.jsonl`.
+
+    Attributes:
+        key: Which episode it is.
+        trajectory: What happened.
+        usage: Its tokens, where the agent has counted them itself.
+    """
+
+    key: EpisodeKey
+    trajectory: Trajectory
+    usage: TokenUsage | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to an end, rather than failed."""
+        return self.trajectory.failure is None
+
+    def to_json(self) -> str:
+        """The line, without its end; `from_json` restores an equal record."""
+        head = {**self.key._asdict(), "usage": None if self.usage is None else asdict(self.usage)}
+        return f'{json.dumps(head, separators=(",", ":"))[:-1]},"trajectory":{self.trajectory.to_json()}}}'
+
+    @classmethod
+    def from_json(cls, line: str) -> EpisodeRecord:
+        """Restores what `to_json` wrote.
+
+        Raises:
+            ValueError: The line is not such a record.
+        """
+        try:
+            data = json.loads(line)
+            key = EpisodeKey(str(data["env_id"]), int(data["seed"]), int(data["attempt"]))
+            usage = None if data["usage"] is None else TokenUsage(**data["usage"])
+            trajectory = Trajectory.from_json(json.dumps(data["trajectory"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"not an episode record ({error}): {line[:80]!r}") from error
+        return cls(key, trajectory, usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a folder holds.
+
+    Attributes:
+        path: The folder.
+        agent: Identity of the agent that played.
+        environments: Identity of each environment by its id.
+        records: The episodes by key; of one that was played again after a failure, the last.
+    """
+
+    path: Path
+    agent: Mapping[str, Any]
+    environments: Mapping[str, Mapping[str, Any]]
+    records: Mapping[EpisodeKey, EpisodeRecord]
+
+
+def read_results(path: str | Path) -> Results:
+    """Reads the folder of an evaluation, also of one that was killed or is still running.
+
+    Raises:
+        ValueError: There is no such folder, it holds no results, or they are damaged.
+    """
+    folder = Path(path)
+    if not (folder / SETTINGS).is_file():
+        what = "holds no results of an evaluation" if folder.is_dir() else "is not a folder"
+        raise ValueError(f"'{folder}' {what}; `envgym eval --results {folder}` writes some")
+    settings = _read_settings(folder)
+    file = folder / EPISODES
+    records, _ = _parse(file, file.read_bytes() if file.exists() else b"")
+    return Results(folder, settings["agent"], settings["environments"], records)
+
+
+def evaluation_of(env_ids: Mapping[str, str], agent: str, records: Iterable[EpisodeRecord]) -> Evaluation:
+    """The reports over the given episodes.
+
+    Args:
+        env_ids: Names of the reports, and the registered id of each environment.
+        agent: Name of the agent.
+        records: The episodes, one for each key.
+    """
+    ordered = sorted(records, key=lambda record: record.key)
+
+    def report(env_id: str, chosen: list[EpisodeRecord]) -> EnvironmentReport:
+        return summarise(env_id, agent, [r.trajectory for r in chosen], [r.usage for r in chosen])
+
+    reports = {name: report(name, [r for r in ordered if r.key.env_id == id]) for name, id in env_ids.items()}
+    return Evaluation(reports, report(OVERALL, ordered))
+
+
+class ResultsFolder:
+    """An evaluation's folder, open for writing. A context manager.
+
+    A record is on its way to the disk when `add` returns: the death of this process loses nothing, a power cut may lose
+    the last seconds. A last line that was cut is dropped on opening.
+
+    Args:
+        path: The folder; made when missing.
+        agent: Identity of the agent.
+        environments: Identity of each environment by its id. More may be added to a folder later.
+
+    Raises:
+        ValueError: The folder has results of another agent, of another set-up of an environment, or damaged ones, or
+            another evaluation is writing to it.
+    """
+
+    def __init__(
+        self, path: str | Path, agent: Mapping[str, Any], environments: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"results go into a folder, but '{self.path}' is a file")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._file = _open_alone(self.path / EPISODES)
+        try:
+            self._check_and_write_settings(agent, environments)
+            self.records = self._resume()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _check_and_write_settings(
+        self, agent: Mapping[str, Any], environments: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        known: dict[str, Any] = {"format": _FORMAT, "agent": dict(agent), "environments": {}}
+        if (self.path / SETTINGS).exists():
+            known = _read_settings(self.path)
+            played = {id: known["environments"][id] for id in environments if id in known["environments"]}
+            changed = differences(
+                {"agent": known["agent"], **played}, {"agent": agent, **{id: environments[id] for id in played}}
+            )
+            if changed:
+                raise ValueError(
+                    f"the results in '{self.path}' were made with other settings: {'; '.join(changed)}; "
+                    "resume with the same settings, or choose another folder"
+                )
+        elif (self.path / EPISODES).stat().st_size:
+            raise ValueError(
+                f"'{self.path}' holds episodes but no {SETTINGS}, so nobody knows how they were made; "
+                "choose another folder"
+            )
+        known["environments"] |= {id: dict(identity) for id, identity in environments.items()}
+        _write_atomically(self.path / SETTINGS, json.dumps(known, indent=2) + "\n")
+
+    def _resume(self) -> dict[EpisodeKey, EpisodeRecord]:
+        """What is there already; afterwards the file ends with a whole line."""
+        content = (self.path / EPISODES).read_bytes()
+        records, size = _parse(self.path / EPISODES, content)
+        if size < len(content):
+            self._file.truncate(size)
+        elif content and not content.endswith(b"\n"):
+            self._file.write(b"\n")
+            self._file.flush()
+        return records
+
+    def add(self, record: EpisodeRecord) -> None:
+        """Writes an episode down."""
+        self._file.write(record.to_json().encode() + b"\n")
+        self._file.flush()
+        self.records[record.key] = record
+
+    def close(self) -> None:
+        """Ends the writing."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> ResultsFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open_alone(path: Path) -> IO[bytes]:
+    """Opens for appending, locked. The lock ends with the process, however that ends."""
+    file = path.open("ab")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ValueError(
+                f"another evaluation is writing to '{path.parent}'; wait for it, or choose another folder"
+            ) from None
+        except OSError:
+            return file  # a file system without locks
+    return file
+
+
+def _parse(path: Path, content: bytes) -> tuple[dict[EpisodeKey, EpisodeRecord], int]:
+    """The records of a file, and how many bytes of it are whole lines.
+
+    Raises:
+        ValueError: A line other than the last cannot be read, or an episode was finished twice.
+    """
+    records: dict[EpisodeKey, EpisodeRecord] = {}
+    size = 0
+    lines = content.splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = EpisodeRecord.from_json(line.decode())
+        except ValueError as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                break  # the process died while it was writing
+            raise ValueError(f"'{path}' is damaged in line {number}: {error}") from error
+        if record.key in records and records[record.key].finished:
+            raise ValueError(f"'{path}' is damaged in line {number}: {tuple(record.key)} was finished before")
+        records[record.key] = record
+        size += len(line)
+    return records, size
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if settings["format"] != _FORMAT:
+            raise ValueError(f"it has format {settings['format']!r}, this version reads {_FORMAT}")
+        return {key: settings[key] for key in ("format", "agent", "environments")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"'{path}' cannot be read ({error}); choose another folder") from error
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

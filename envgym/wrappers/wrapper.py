@@ -1,0 +1,49 @@
+"""What the wrappers share: text in, `Step` out, and arguments that the `EnvSpec` carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, cast
+
+import gymnasium
+from gymnasium.utils import RecordConstructorArgs
+
+from envgym.env import Step
+
+
+class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
+    """Base class of the wrappers.
+
+    Args:
+        env: The environment.
+        recorded: The constructor's other arguments. They become part of the `EnvSpec`, which survives `EnvSpec.to_json`
+            where they are plain JSON values.
+    """
+
+    def __init__(self, env: gymnasium.Env[str, str], **recorded: Any) -> None:
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, **recorded)
+        gymnasium.Wrapper.__init__(self, env)
+
+
+def as_step(result: Any) -> Step:
+    """The result of any Gymnasium `step` as a `Step`."""
+    return result if isinstance(result, Step) else Step(*cast(tuple[Any, ...], result))
+
+
+def as_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """A function given as itself or as `"module:name"`, the form that an `EnvSpec` can write as JSON.
+
+    Raises:
+        ValueError: It is neither, or there is no such function.
+    """
+    if callable(function):
+        return function
+    module, colon, name = str(function).partition(":")
+    try:
+        found = getattr(import_module(module), name) if module and colon and name else None
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"there is no function {function!r}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"expected a function or its name 'module:function', got {function!r}")
+    return cast(Callable[..., Any], found)
