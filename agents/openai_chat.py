@@ -13,7 +13,7 @@ from typing import Any
 from envgym.agent import Action, Agent, Player, PromptTooLong
 from envgym.env import TextEnv
 from envgym.errors import MissingDependencyError, UnplayableError
-from envgym.rendering import _TOOLS_HEADER, tools_for
+from envgym.rendering import tools_for, tools_prompt
 from envgym.types import Completion, FinishReason
 
 _CONTEXT = re.compile(
@@ -188,7 +188,7 @@ class ChatPlayer(Player):
         self.usage = {"prompt_tokens": 0, "action_tokens": 0}
         parts = [system_prompt] if system_prompt else []
         if tools and not agent.native_tools:
-            parts.append(_TOOLS_HEADER.format(tools="\n".join(json.dumps(tool) for tool in tools)))
+            parts.append(tools_prompt(tools))
         self.messages: list[dict[str, Any]] = []
         if parts:
             self.messages.append({"role": "system", "content": "\n\n".join(parts)})

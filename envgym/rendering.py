@@ -95,7 +95,7 @@ class ChatMLRenderer:
     def start(self, system_prompt: str, tools: Sequence[Mapping[str, Any]], observation: str, role: str) -> list[int]:
         parts = [system_prompt] if system_prompt else []
         if tools:
-            parts.append(_TOOLS_HEADER.format(tools="\n".join(json.dumps(tool) for tool in tools)))
+            parts.append(tools_prompt(tools))
         ids = self._message("system", "\n\n".join(parts)) if parts else []
         return ids + self._message(role, observation) + self._header()
 
@@ -200,6 +200,11 @@ def make_renderer(tokenizer: Any, name: str = "chatml") -> Renderer:
         MissingDependencyError: The `renderers` package is not installed.
     """
     return ChatMLRenderer(tokenizer) if name == "chatml" else PackageRenderer(tokenizer, name)
+
+
+def tools_prompt(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The part of a system prompt that shows tools and how to call them, for chats without a place for tools."""
+    return _TOOLS_HEADER.format(tools="\n".join(json.dumps(tool) for tool in tools))
 
 
 def tools_for(env: TextEnv) -> tuple[Mapping[str, Any], ...]:
