@@ -4,6 +4,9 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/installed
+BRIDGES := .venv/bridges
+# Twice: warnings, for example of places in the user's pip configuration that are not there, are hidden, errors are not.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet
 TYPING := build/typing
 
 .DEFAULT_GOAL := help
@@ -12,15 +15,18 @@ TYPING := build/typing
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-install: $(STAMP) ## make .venv and install envgym with its development tools
+install: $(STAMP) $(BRIDGES) ## make .venv and install envgym with its development tools and the bridges
 
-$(STAMP): pyproject.toml constraints.txt bridges.txt
+$(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
-	$(BIN)/python -m pip install --quiet --no-deps -r bridges.txt
+	$(PIP_INSTALL) -e '.[dev]' -c constraints.txt
 	touch $(STAMP)
 
-quickstart: install ## train a small policy and show it before and after
+$(BRIDGES): $(STAMP) bridges.txt
+	$(PIP_INSTALL) --no-deps -r bridges.txt
+	touch $(BRIDGES)
+
+quickstart: $(STAMP) ## train a small policy and show it before and after
 	$(BIN)/envgym quickstart
 
 # One thread per process: the tests start several processes, and small models gain nothing from more.
@@ -43,7 +49,7 @@ lint: install ## style and types
 catalogue: install ## write docs/environments.md
 	$(BIN)/python -m envgym.catalogue
 
-bench: install ## speed of the embedded engine
+bench: $(STAMP) ## speed of the embedded engine
 	$(BIN)/python tests/benchmarks/bench_engine.py
 
 clean: ## remove what was built and cached, but not .venv or runs

@@ -59,8 +59,8 @@ class HumanPlayer(Player):
         return ()
 
     def _show(self, observation: str, info: Mapping[str, Any]) -> None:
-        components = info.get("reward_components", {})
-        if components:
+        components = info.get("reward_components")
+        if components is not None:  # every step says so, only the reset does not
             parts = ", ".join(f"{name} {value:+.2f}" for name, value in components.items())
-            self.write(f"reward {sum(components.values()):+.2f} ({parts})")
+            self.write(f"reward {sum(components.values()):+.2f}" + (f" ({parts})" if parts else ""))
         self.write(observation)

@@ -8,7 +8,7 @@ from typing import Any
 
 from envgym.agent import Action, Agent, Player, PromptTooLong
 from envgym.env import TextEnv
-from envgym.errors import UnplayableError
+from envgym.errors import PromptLengthError
 from envgym.policies.base import Policy
 from envgym.rendering import Renderer, tools_for
 from envgym.types import SamplingParams
@@ -39,10 +39,10 @@ class PolicyAgent(Agent):
         """Checks that the context holds a first prompt and something behind it.
 
         Raises:
-            UnplayableError: It does not.
+            PromptLengthError: It does not.
         """
         if num_prompt_tokens >= self.policy.context_length:
-            raise UnplayableError(
+            raise PromptLengthError(
                 f"the first prompt has {num_prompt_tokens} tokens but the policy's context holds "
                 f"{self.policy.context_length}, the reply included; use a longer context or a shorter prompt"
             )

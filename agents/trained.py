@@ -14,6 +14,7 @@ from envgym.run_folder import MODEL, read_config
 from envgym.types import SamplingParams
 
 GREEDY_NAME, SAMPLED_NAME = "greedy", "sampled"
+_DEFAULTS = RolloutConfig()
 
 
 def agent_from_run(run_dir: Path, *, greedy: bool = False) -> PolicyAgent:
@@ -34,30 +35,72 @@ def agent_from_run(run_dir: Path, *, greedy: bool = False) -> PolicyAgent:
             f"the run in '{run_dir}' has no trained model yet; finish it with `envgym train --resume {run_dir}`, "
             f"or take its newest checkpoint with `envgym export {run_dir}`"
         )
-    return agent_from_model(model, rollout=config.rollout, renderer=config.renderer, greedy=greedy)
+    rollout = config.rollout
+    return agent_from_model(
+        model,
+        renderer=config.renderer,
+        greedy=greedy,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        max_turn_tokens=rollout.max_turn_tokens,
+        concurrency=rollout.concurrency,
+        deterministic=rollout.deterministic,
+    )
 
 
 def agent_from_model(
-    folder: Path, *, rollout: RolloutConfig | None = None, renderer: str = "chatml", greedy: bool = False
+    folder: Path,
+    *,
+    renderer: str = "auto",
+    greedy: bool = False,
+    temperature: float = _DEFAULTS.temperature,
+    top_k: int = _DEFAULTS.top_k,
+    top_p: float = _DEFAULTS.top_p,
+    max_turn_tokens: int = _DEFAULTS.max_turn_tokens,
+    context_length: int | None = None,
+    concurrency: int = _DEFAULTS.concurrency,
+    deterministic: bool = _DEFAULTS.deterministic,
 ) -> PolicyAgent:
     """A language model as an agent, run by the embedded engine.
 
     Args:
         folder: Model folder in Hugging Face format (llama, qwen2 or qwen3).
-        rollout: Temperature, top-k, top-p and token limit of a turn; the defaults of training when None.
-        renderer: Chat format: "chatml", a name of the renderers package, or "auto".
+        renderer: Chat format: "auto" goes by the chat template; or "chatml", or a name of the renderers package.
         greedy: Always take the most probable token.
+        temperature: Divides the logits; 0 is greedy, too.
+        top_k: Keep the k most probable tokens; 0 keeps all.
+        top_p: Keep the most probable tokens up to this probability.
+        max_turn_tokens: Most sampled tokens of a turn; a turn that reaches it is cut, and the episode ends.
+        context_length: Most tokens of an episode; the model's own limit when None.
+        concurrency: Most episodes the engine keeps in its cache.
+        deterministic: What is sampled does not depend on timing; see `TorchPolicy`.
 
     Raises:
         ModelError: The folder is missing or incomplete, or its model or chat format is not supported.
+        ValueError: A number is out of its range.
     """
-    rollout = rollout or RolloutConfig()
+    # Checked before the weights are read, which may take a while.
+    rollout = RolloutConfig(
+        temperature=temperature or _DEFAULTS.temperature,
+        top_k=top_k,
+        top_p=top_p,
+        max_turn_tokens=max_turn_tokens,
+        concurrency=concurrency,
+        deterministic=deterministic,
+    )
+    greedy = greedy or temperature == 0
     sampling = SamplingParams(
         max_new_tokens=rollout.max_turn_tokens,
         temperature=0.0 if greedy else rollout.temperature,
         top_k=rollout.top_k,
         top_p=rollout.top_p,
     )
-    policy = TorchPolicy(folder, max_concurrency=rollout.concurrency, deterministic=rollout.deterministic)
     chat = make_renderer(load_tokenizer(folder), renderer)
+    policy = TorchPolicy(
+        folder,
+        max_concurrency=rollout.concurrency,
+        deterministic=rollout.deterministic,
+        context_length=context_length,
+    )
     return PolicyAgent(policy, chat, sampling, name=GREEDY_NAME if greedy else SAMPLED_NAME)

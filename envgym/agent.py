@@ -41,7 +41,16 @@ class PromptTooLong(Exception):
 
 
 class Player(ABC):
-    """Plays one episode. Scripted players return text; players backed by a policy return an awaitable `Action`."""
+    """Plays one episode. Scripted players return text; players backed by a policy return an awaitable `Action`.
+
+    A player is never called from two threads at a time, though not always from the same one where it blocks.
+
+    Attributes:
+        blocking: Whether `act` computes or waits for long before it returns. It then runs in a worker thread, where it
+            keeps no other episode waiting; for an `act` of microseconds that would only cost time.
+    """
+
+    blocking: bool = False
 
     @abstractmethod
     def act(self, observation: str, info: Mapping[str, Any]) -> str | Action | Awaitable[str | Action]:
@@ -74,7 +83,8 @@ class Agent(ABC):
             seed: Seed of the agent's own randomness in this episode.
 
         Raises:
-            ValueError: This agent cannot play that environment; the message says why.
+            ValueError: This agent cannot play that environment; the message says why. Ends the whole evaluation; any
+                other exception fails this episode alone.
         """
 
     def hold(self) -> Callable[[], None]:

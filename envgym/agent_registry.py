@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import inspect
@@ -12,6 +11,7 @@ from typing import Any
 
 from envgym.agent import Agent
 from envgym.errors import EnvGymError, UnknownIdError
+from envgym.suggestion import nearest
 
 ENTRY_POINT_GROUP = "envgym.agents"
 
@@ -74,12 +74,10 @@ def make_agent(name_or_path: str | Path, **kwargs: Any) -> Agent:
             if (folder / mark).exists():
                 return _call(name, _load(location), folder, **kwargs)
         raise ValueError(f"no agent can be made from folder '{folder}': it is neither a run nor a model folder")
-    nearest = difflib.get_close_matches(name, list_agents(), n=1)
-    hint = (
-        f"Did you mean '{nearest[0]}'?"
-        if nearest
-        else f"Known are: {', '.join(list_agents())}, or the path of a folder."
-    )
+    if folder.exists():
+        raise ValueError(f"no agent can be made from the file '{folder}'; name the run or model folder")
+    suggestion = nearest(name, list_agents())
+    hint = f"Did you mean '{suggestion}'?" if suggestion else f"Known are: {', '.join(list_agents())}, or a folder."
     raise UnknownIdError(f"Unknown agent '{name}'. {hint}")
 
 

@@ -1,33 +1,60 @@
-"""The `envgym` command: list, info, check, new, serve-tools, play, eval, train, quickstart, export."""
+"""The `envgym` command: list, info, check, new, serve-tools, serve, play, eval, train, quickstart, export."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from itertools import count
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envgym.assignment import assign
 from envgym.errors import EnvGymError
+from envgym.interruption import interrupted_at_once
+from envgym.serving import add_serve_command
+from envgym.training_commands import export_command, train_command
 
 if TYPE_CHECKING:
-    from envgym.config import TrainConfig
+    from envgym.env import TextEnv
     from envgym.types import Trajectory
+
+MOST_TURNS = 500
+"""Turns of an episode that an agent plays for somebody to watch, where the environment sets no limit."""
+TRAINING_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "tensorboard")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status.
 
-    0 is success, 1 that `check` found something, 2 follows a clear message, and 130 is an interruption.
+    0 is success, 1 that `check` found something or that no episode finished, 2 follows a clear message, and 130 is an
+    interruption.
     """
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a sign shows another
+    with suppress(OSError):  # the folder is gone
+        if not {"", os.getcwd()} & set(sys.path):
+            sys.path.append(os.getcwd())  # so that the module of `module:id` can be a file here
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.run(arguments) or 0
+        status = arguments.run(arguments) or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who read the output has enough, like `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (EnvGymError, OSError, ValueError) as error:
         print(f"envgym: {_message(error)}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in TRAINING_PACKAGES:
+            raise
+        print(f"envgym: this needs {error.name}: pip install 'envgym[train]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("envgym: interrupted", file=sys.stderr)
@@ -38,8 +65,10 @@ def _message(error: Exception) -> str:
     """The message of an error; of a failed validation one line for each field."""
     from pydantic import ValidationError
 
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"'{os.fsdecode(error.filename)}': {error.strerror}"
     if not isinstance(error, ValidationError):
-        return str(error)
+        return str(error) or type(error).__name__
     lines = []
     for entry in error.errors():
         where = ".".join(str(part) for part in entry["loc"]) or "configuration"
@@ -55,19 +84,22 @@ def _parser() -> argparse.ArgumentParser:
         prog="envgym", description="Text environments for language-model agents, and their training."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    an_env = "id of an environment, or module:id to import the module that registers it first"
 
     listing = commands.add_parser("list", help="list the registered environments with their tags")
     listing.add_argument("--tag", help="only those with this tag")
     listing.set_defaults(run=_list)
 
     info = commands.add_parser("info", help="show prompt, tools, rewards, limits and an episode of an environment")
-    info.add_argument("env", help="id of an environment")
-    info.add_argument("--seed", type=int, default=0, help="seed of the sample episode (default 0)")
+    info.add_argument("env", help=an_env)
+    _add_env_args(info)
+    info.add_argument("--seed", type=_seed, default=0, help="seed of the sample episode (default 0)")
     info.add_argument("--json", action="store_true", help="print it as JSON")
     info.set_defaults(run=_info)
 
     check = commands.add_parser("check", help="check environments for what authors get wrong")
-    check.add_argument("env", nargs="+", help="ids of environments, or module:id to import a module first")
+    check.add_argument("env", nargs="+", help="ids of environments, or module:id to import the module first")
+    _add_env_args(check)
     check.set_defaults(run=_check)
 
     new = commands.add_parser("new", help="write a package with an environment of your own")
@@ -76,14 +108,19 @@ def _parser() -> argparse.ArgumentParser:
     new.set_defaults(run=_new)
 
     serve = commands.add_parser("serve-tools", help="serve an environment's tools over MCP (stdin and stdout)")
-    serve.add_argument("env", help="id of an environment")
-    serve.add_argument("--seed", type=int, default=0, help="seed of the episode (default 0)")
+    serve.add_argument("env", help=an_env)
+    _add_env_args(serve)
+    serve.add_argument("--seed", type=_seed, default=0, help="seed of the episode (default 0)")
     serve.set_defaults(run=_serve_tools)
 
+    add_serve_command(commands)
+
     play = commands.add_parser("play", help="play an environment in the terminal, or watch an agent play")
-    play.add_argument("env", help="id of an environment")
+    play.add_argument("env", help=an_env)
+    _add_env_args(play)
     play.add_argument("--agent", default="human", help="human (default), another agent's name, a run or a model folder")
-    play.add_argument("--seed", type=int, default=0)
+    play.add_argument("--seed", type=_seed, default=0, help="seed of the episode (default 0)")
+    play.add_argument("--max-turns", type=_positive, help="turn limit in place of the registered one")
     play.set_defaults(run=_play)
 
     evaluation = commands.add_parser("eval", help="evaluate an agent")
@@ -93,12 +130,15 @@ def _parser() -> argparse.ArgumentParser:
     evaluation.add_argument(
         "--agent-arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the agent: temperature=0"
     )
-    evaluation.add_argument("--env", required=True, nargs="+", help="ids of environments")
-    evaluation.add_argument("--episodes", type=int, default=100, help="tasks of each environment (default 100)")
-    evaluation.add_argument("--attempts", type=int, default=1, help="episodes of each task (default 1)")
-    evaluation.add_argument("--seed", type=int, default=0, help="seed of the first task (default 0)")
-    evaluation.add_argument("--max-turns", type=int, help="turn limit in place of the registered one")
-    evaluation.add_argument("--concurrency", type=int, default=64, help="episodes that run at once (default 64)")
+    evaluation.add_argument(
+        "--env", required=True, nargs="+", help="ids of environments, or module:id to import the module first"
+    )
+    _add_env_args(evaluation)
+    evaluation.add_argument("--episodes", type=_positive, default=100, help="tasks of each environment (default 100)")
+    evaluation.add_argument("--attempts", type=_positive, default=1, help="episodes of each task (default 1)")
+    evaluation.add_argument("--seed", type=_seed, default=0, help="seed of the first task (default 0)")
+    evaluation.add_argument("--max-turns", type=_positive, help="turn limit in place of the registered one")
+    evaluation.add_argument("--concurrency", type=_positive, default=64, help="episodes that run at once (default 64)")
     evaluation.add_argument("--greedy", action="store_true", help="a run or model takes its most probable token")
     evaluation.add_argument(
         "--results", type=Path, metavar="DIR", help="write every episode here as it ends, and go on from what is there"
@@ -121,17 +161,48 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field: actor.learning_rate=1e-4"
     )
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue a run from its newest checkpoint")
-    train.set_defaults(run=_train)
+    train.set_defaults(run=train_command)
 
     quickstart = commands.add_parser("quickstart", help="train a small policy to use tools, in a few minutes on a CPU")
     quickstart.add_argument("--run-dir", type=Path, help="folder of the run (default runs/quickstart)")
     quickstart.add_argument("--seed", type=int)
-    quickstart.set_defaults(run=_train, config="quickstart", set=[], resume=None)
+    quickstart.set_defaults(run=train_command, config="quickstart", set=[], resume=None)
 
     export = commands.add_parser("export", help="write the model of an unfinished run's newest checkpoint")
     export.add_argument("run_dir", type=Path, metavar="RUN")
-    export.set_defaults(run=_export)
+    export.set_defaults(run=export_command)
     return parser
+
+
+def _add_env_args(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--env-arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the environment: size=4"
+    )
+
+
+def _number(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+    if not least <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"must be from {least} to 2**63 - 1, got {text}")
+    return value
+
+
+def _positive(text: str) -> int:
+    return _number(text, 1)
+
+
+def _seed(text: str) -> int:
+    return _number(text, 0)
+
+
+def _env_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {}
+    for given in arguments.env_arg:
+        assign(kwargs, given, "--env-arg")
+    return kwargs
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -143,16 +214,19 @@ def _list(arguments: argparse.Namespace) -> None:
 def _info(arguments: argparse.Namespace) -> None:
     from envgym.info import environment_info
 
-    info = environment_info(arguments.env, seed=arguments.seed)
+    info = environment_info(arguments.env, seed=arguments.seed, env_kwargs=_env_kwargs(arguments))
     print(json.dumps(info.as_dict()) if arguments.json else info)
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from envgym.checking import check_env
+    from envgym.registry import make, spec
 
+    kwargs = _env_kwargs(arguments)
     reports = []
     for env_id in arguments.env:
-        reports.append(check_env(env_id))
+        entry = spec(env_id)
+        reports.append(check_env(partial(make, entry, **kwargs) if kwargs else entry))
         print(reports[-1])
     return 0 if all(report.ok for report in reports) else 1
 
@@ -169,50 +243,94 @@ def _new(arguments: argparse.Namespace) -> None:
 def _serve_tools(arguments: argparse.Namespace) -> None:
     from envgym.tool_server import serve_tools
 
-    serve_tools(arguments.env, seed=arguments.seed)
+    serve_tools(arguments.env, seed=arguments.seed, env_kwargs=_env_kwargs(arguments))
 
 
-def _play(arguments: argparse.Namespace) -> None:
+def _play(arguments: argparse.Namespace) -> int:
     from envgym.agent_registry import make_agent
     from envgym.rollout.episode import run_episode
     from envgym.tables import episode_text
 
-    trajectory = run_episode(arguments.env, make_agent(arguments.agent), seed=arguments.seed)
-    if arguments.agent != "human":
+    by_hand = arguments.agent == "human"
+    if by_hand:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - `input` then has arrow keys and a history
+    agent = make_agent(arguments.agent)
+    env = _env_to_play(arguments, by_hand)
+    try:
+        with interrupted_at_once():
+            trajectory = run_episode(env, agent, seed=arguments.seed)
+    finally:
+        env.close()
+    turns = "1 turn" if len(trajectory.turns) == 1 else f"{len(trajectory.turns)} turns"
+    summary = f"{trajectory.ending} after {turns}, return {trajectory.total_reward:+.2f}"
+    left = by_hand and (trajectory.failure or "").startswith("EOFError")
+    if not by_hand:
         print(episode_text(trajectory))
+    elif left:
+        print(f"\nleft {summary.removeprefix('failed ')}")
     elif trajectory.failure is not None:
-        print(f"\nleft the episode ({trajectory.failure})")
+        print(f"{summary}: {trajectory.failure}")
     else:
-        print(f"{trajectory.ending} after {len(trajectory.turns)} turns, return {trajectory.total_reward:+.2f}")
+        print(summary)
+    return 1 if trajectory.failure is not None and not left else 0
 
 
-def _eval(arguments: argparse.Namespace) -> None:
+def _env_to_play(arguments: argparse.Namespace, by_hand: bool) -> TextEnv:
+    """The environment: for a person with tools that are called as functions, where it has the choice; for an agent,
+    which never gets tired, with an end.
+    """
+    from envgym.registry import make
+
+    kwargs, max_turns = _env_kwargs(arguments), arguments.max_turns
+    if by_hand and "call_format" not in kwargs:
+        try:
+            return make(arguments.env, max_turns=max_turns, **{"call_format": "function", **kwargs})
+        except ValueError as error:
+            if "takes no argument 'call_format'" not in str(error):
+                raise
+    env = make(arguments.env, max_turns=max_turns, **kwargs)
+    if by_hand or env.get_wrapper_attr("max_turns") is not None:
+        return env
+    env.close()
+    return make(arguments.env, max_turns=MOST_TURNS, **kwargs)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from envgym.evaluation.rows import failure_lines
     from envgym.evaluation.runner import evaluate
+    from envgym.evaluation.success import SuccessRate
     from envgym.progress import ProgressDisplay
-    from envgym.tables import report_table
+    from envgym.tables import named, report_tables
 
     agent_kwargs: dict[str, Any] = {"greedy": True} if arguments.greedy else {}
     for given in arguments.agent_arg:
         if given.partition("=")[0].startswith("api_key"):
             raise ValueError("a key on the command line is for all to see; set OPENAI_API_KEY instead")
-        _change(agent_kwargs, given, "--agent-arg")
+        assign(agent_kwargs, given, "--agent-arg")
     total = arguments.episodes * arguments.attempts * len(arguments.env)
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay())
         phase = stack.enter_context(display.phase("evaluating", total))
         file = None
         if arguments.trajectories is not None:
-            file = stack.enter_context(arguments.trajectories.open("w", encoding="utf-8"))
-        judged: list[bool] = []
+            file = stack.enter_context(arguments.trajectories.open("a", encoding="utf-8"))
+        rate = SuccessRate()
+        num_failed = num_played = 0
 
         def on_episode(trajectory: Trajectory) -> None:
+            nonlocal num_failed, num_played
             if file is not None:
+                if num_played == 0:
+                    file.truncate(0)  # not before: a command that is refused must not empty the file of another
                 file.write(trajectory.to_json() + "\n")
-            if trajectory.success is not None:
-                judged.append(trajectory.success)
-            phase.advance(note=f"success {sum(judged) / len(judged):.2f}" if judged else None)
+            num_played += 1
+            rate.add(trajectory)
+            num_failed += trajectory.failure is not None
+            notes = [] if rate.value is None else [f"success {rate.value:.2f}"]
+            phase.advance(note=", ".join([*notes, *([f"{num_failed} failed"] if num_failed else [])]))
 
         try:
             evaluation = evaluate(
@@ -225,22 +343,29 @@ def _eval(arguments: argparse.Namespace) -> None:
                 max_turns=arguments.max_turns,
                 results=arguments.results,
                 agent_kwargs=agent_kwargs,
+                env_kwargs=_env_kwargs(arguments),
                 on_episode=on_episode,
             )
         except KeyboardInterrupt:
             if arguments.results is not None:
                 print(f"\nenvgym: the same command goes on from '{arguments.results}'", file=sys.stderr)
             raise
-    overall = [evaluation.overall] if len(evaluation) > 1 else []
+    columns = evaluation.columns()
     if arguments.json:
-        print(json.dumps([report.as_dict() for report in (*evaluation.values(), *overall)]))
-        return
-    title = f"{evaluation.overall.agent} ({arguments.agent})"
-    columns = {**evaluation, **{report.env_id: report for report in overall}}
-    console = Console()
-    console.print(report_table(title, columns))
-    for failure, number in evaluation.overall.failures.items():
-        console.print(f"failed {number} times: {failure}", markup=False, highlight=False, soft_wrap=True)
+        print(json.dumps([report.as_dict() for report in columns.values()]))
+    else:
+        console = Console()
+        title = named(evaluation.overall.agent, arguments.agent)
+        console.print(title, markup=False, highlight=False, soft_wrap=True)
+        for table in report_tables(columns, console.width):
+            console.print(table)
+        for line in failure_lines(columns):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if evaluation.overall.episodes:
+        return 0
+    commonest = next(iter(evaluation.overall.failures))  # they are in order
+    print(f"envgym: no episode finished; the commonest failure: {commonest}", file=sys.stderr)
+    return 1
 
 
 def _compare(arguments: argparse.Namespace) -> None:
@@ -256,105 +381,6 @@ def _compare(arguments: argparse.Namespace) -> None:
     console = Console()
     console.print(comparison_table(comparison, str(arguments.a), str(arguments.b)))
     console.print("\n".join(left_out(comparison)), markup=False, highlight=False, soft_wrap=True)
-
-
-def _train(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from envgym.run_folder import read_config
-    from envgym.tables import episode_text, report_table
-    from envgym.training import train
-
-    if arguments.resume is not None:
-        if arguments.config or arguments.set or arguments.run_dir or arguments.seed is not None:
-            raise ValueError("--resume continues a run as it was configured; it goes with no other argument")
-        config = read_config(arguments.resume)
-    elif arguments.config is None:
-        raise ValueError("name a recipe or a config.json to train, or a run to --resume")
-    else:
-        config = _configured(arguments)
-    try:
-        result = train(config, resume=arguments.resume is not None)
-    except KeyboardInterrupt:
-        print(f"\nenvgym: continue with `envgym train --resume {config.run_dir}`", file=sys.stderr)
-        raise
-    console = Console(highlight=False)
-    columns = {
-        f"{kind} {when}": reports[kind]
-        for kind in ("sampled", "greedy")
-        for when, reports in (("before", result.before), ("after", result.after))
-    }
-    console.print(report_table(f"{config.env.id} on {config.evaluation.episodes} held-out seeds", columns))
-    command = f"envgym eval --agent {result.run_dir} --env {config.env.id} --episodes 256"
-    lines = [
-        "\nOne episode of the trained policy:",
-        episode_text(result.example),
-        f"\nRun folder: {result.run_dir}",
-        f"Evaluate it: {command}",
-    ]
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
-
-
-def _configured(arguments: argparse.Namespace) -> TrainConfig:
-    """The recipe or file that was named, with the changes that were asked for.
-
-    Raises:
-        ValueError: There is no such recipe or file, or a change does not fit.
-    """
-    from envgym.config import TrainConfig
-    from envgym.recipes import RECIPES
-
-    name = arguments.config
-    if name in RECIPES:
-        fields: dict[str, Any] = RECIPES[name]("run").model_dump(mode="json")
-        fields["run_dir"] = str(arguments.run_dir or _free_folder(Path("runs") / name))
-    elif Path(name).is_file():
-        try:
-            fields = json.loads(Path(name).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"'{name}' is not valid JSON: {error}") from error
-        if arguments.run_dir is not None:
-            fields["run_dir"] = str(arguments.run_dir)
-    else:
-        raise ValueError(f"'{name}' is neither a recipe ({', '.join(sorted(RECIPES))}) nor a configuration file")
-    if arguments.seed is not None:
-        fields["seed"] = arguments.seed
-    for change in arguments.set:
-        _change(fields, change)
-    return TrainConfig.model_validate(fields)
-
-
-def _change(fields: dict[str, Any], change: str, option: str = "--set") -> None:
-    """Applies one `section.field=value`; the value is JSON, or else a string."""
-    path, equals, text = change.partition("=")
-    if not equals:
-        raise ValueError(f"{option} takes FIELD=VALUE, got '{change}'")
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    *sections, field = path.split(".")
-    for section in sections:
-        inner = fields.setdefault(section, {})
-        if inner is None:
-            inner = fields[section] = {}
-        if not isinstance(inner, dict):
-            raise ValueError(f"{option} {change}: '{section}' is not a section")
-        fields = inner
-    fields[field] = value
-
-
-def _free_folder(path: Path) -> Path:
-    """The path, with a number behind it if it is taken."""
-    if not path.exists():
-        return path
-    return next(numbered for n in count(2) if not (numbered := path.with_name(f"{path.name}-{n}")).exists())
-
-
-def _export(arguments: argparse.Namespace) -> None:
-    from envgym.training import export_run
-
-    print(export_run(arguments.run_dir))
 
 
 if __name__ == "__main__":

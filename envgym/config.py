@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -36,6 +36,45 @@ class FolderModel(Section):
     path: Path = Field(description="Folder with config.json, safetensors and tokenizer files.")
 
 
+class EmbeddedPolicyConfig(Section):
+    """The policy generates in the training process itself."""
+
+    kind: Literal["embedded"] = "embedded"
+
+
+class SGLangPolicyConfig(Section):
+    """The policy is served by SGLang: by servers that run already, or by one that each rank starts."""
+
+    kind: Literal["sglang"] = "sglang"
+    urls: tuple[str, ...] = Field(
+        (), description="Addresses of servers that run already, the same on every rank; none starts one for each rank."
+    )
+    weight_sync: Literal["tensors", "distributed", "disk"] = Field(
+        "tensors",
+        description="How new weights get there: over HTTP, through a process group of their own (gloo or NCCL), or as "
+        "files that the servers can read.",
+    )
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Arithmetic of servers that are started; None is the run's."
+    )
+    colocated: bool = Field(
+        False,
+        description="Servers that are started share the ranks' devices: their memory is released while the learner "
+        "works, and the learner's is while they sample.",
+    )
+    mem_fraction: float | None = Field(
+        None, gt=0, lt=1, description="Share of the device's memory for weights and cache; None leaves it to SGLang."
+    )
+    max_total_tokens: int | None = Field(
+        None, ge=1, description="Tokens in the cache of a server on the CPU; None fits the run's concurrency."
+    )
+    startup_timeout_s: float = Field(600.0, gt=0, description="How long a server may take to start.")
+    generate_timeout_s: float = Field(600.0, gt=0, description="How long one turn may take before it is asked again.")
+    recovery_timeout_s: float = Field(
+        60.0, ge=0, description="How long a turn waits for a server to come back when none answers."
+    )
+
+
 class EnvConfig(Section):
     """What is trained on."""
 
@@ -51,7 +90,11 @@ class RolloutConfig(Section):
 
     episodes_per_iteration: int = Field(128, ge=1, description="Episodes of one iteration on all ranks together.")
     max_turn_tokens: int = Field(
-        256, ge=1, description="Most sampled tokens of one turn; a turn that reaches it is cut."
+        256,
+        ge=1,
+        lt=2**31,
+        strict=True,
+        description="Most sampled tokens of one turn; a turn that reaches it is cut.",
     )
     overlong_penalty: float = Field(
         0.0,
@@ -59,16 +102,49 @@ class RolloutConfig(Section):
         description="Taken off the reward of a training turn that is cut at max_turn_tokens (component overlong). A "
         "cut is bootstrapped, so without a penalty a policy may learn to ramble on to it (compare DAPO, section 3.4).",
     )
-    temperature: float = Field(1.0, gt=0, description="Divides the logits, in sampling and in the learner.")
-    top_k: int = Field(0, ge=0, description="Keep the k most probable tokens; 0 keeps all.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Keep the most probable tokens up to this probability.")
+    temperature: float = Field(
+        1.0,
+        gt=0,
+        le=1e6,
+        strict=True,
+        description="Divides the logits, in sampling and in the learner; from 0.001, below which logits overflow.",
+    )
+    top_k: int = Field(0, ge=0, lt=2**31, strict=True, description="Keep the k most probable tokens; 0 keeps all.")
+    top_p: float = Field(
+        1.0, ge=1e-6, le=1, strict=True, description="Keep the most probable tokens up to this probability."
+    )
     concurrency: int = Field(256, ge=1, description="Most episodes that run at the same time on one rank.")
     num_threads: int = Field(4, ge=1, description="Worker threads for environment steps.")
+    step_timeout_s: float | None = Field(
+        600.0,
+        gt=0,
+        description="Most seconds of one reset or step; the episode of one that takes longer fails. None is no limit.",
+    )
+    max_attempts: int = Field(
+        8,
+        ge=1,
+        description="How often an episode of training is tried, each time with another seed, before its failures end "
+        "the run. After the third failure there are growing pauses, eight seconds in all with 8 attempts, so that an "
+        "outage that short is survived; evaluation tries once, since another seed would be another task.",
+    )
+    max_policy_lag: int = Field(
+        0,
+        ge=0,
+        description="How many updates the weights that sample may be behind the ones that are trained. 0 collects and "
+        "trains in turn; above it the next iterations' episodes are played while the learner works.",
+    )
     deterministic: bool = Field(
         True,
         description="What an episode samples does not depend on timing: the engine waits for every running episode's "
         "environment before each token. Turn off where environments are slow.",
     )
+
+    @field_validator("temperature")
+    @classmethod
+    def _temperature_can_be_sampled_at(cls, value: float) -> float:
+        if value < 0.001:
+            raise ValueError("below 0.001 play is greedy and nothing can be learned from it; use a larger temperature")
+        return value
 
 
 class WarmStartConfig(Section):
@@ -204,6 +280,9 @@ class TrainConfig(Section):
     env: EnvConfig
     model: Annotated[NewModel | FolderModel, Field(discriminator="kind")] = Field(default_factory=NewModel)
     renderer: str = Field("chatml", description="Chat format: chatml, or a name of the renderers package, or auto.")
+    policy: Annotated[EmbeddedPolicyConfig | SGLangPolicyConfig, Field(discriminator="kind")] = Field(
+        default_factory=EmbeddedPolicyConfig, description="What samples: the embedded engine, or SGLang servers."
+    )
     num_iterations: int = Field(100, ge=0, description="Iterations of collection and update.")
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything random in the run.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Auto takes CUDA where there is some.")
@@ -233,6 +312,13 @@ class TrainConfig(Section):
                 f"rollout.episodes_per_iteration ({self.rollout.episodes_per_iteration}) is smaller than "
                 f"update.num_minibatches ({self.update.num_minibatches}); every minibatch needs an episode"
             )
+        if self.rollout.max_policy_lag and (self.policy.kind != "sglang" or self.policy.colocated):
+            raise ValueError(
+                f"rollout.max_policy_lag ({self.rollout.max_policy_lag}) above 0 samples while the learner works: it "
+                f"needs policy.kind 'sglang' with servers that are not colocated"
+            )
+        if self.policy.kind == "sglang" and self.policy.urls and self.policy.colocated:
+            raise ValueError("policy.colocated is for servers that the run starts; leave policy.urls empty")
         kl = self.kl
         if kl is not None and kl.target is not None and self.rollout.episodes_per_iteration >= 5 * kl.horizon:
             raise ValueError(

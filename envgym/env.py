@@ -115,11 +115,17 @@ def _settle(reward: float | Mapping[str, float], role: str, action_error: str | 
     """Puts what every step reports into `info` and returns the scalar reward."""
     components: dict[str, float] = {}
     if isinstance(reward, dict) or isinstance(reward, Mapping):  # noqa: SIM101 - the first is fast, and the usual case
-        for name, value in reward.items():
-            components[str(name)] = float(value)
-        total = math.fsum(components.values())
+        try:
+            for name, value in reward.items():
+                components[str(name)] = float(value)
+            total = math.fsum(components.values())
+        except OverflowError:  # beyond the largest float
+            total = math.nan
     else:
-        total = float(reward)
+        try:
+            total = float(reward)
+        except OverflowError:
+            total = math.nan
         if total:
             components["reward"] = total
     if not math.isfinite(total):

@@ -4,6 +4,11 @@ A mistake in what the caller passed is a `ValueError` (errors that are both say 
 observations and a limit reached is a truncation: neither is an exception.
 """
 
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
 
 class EnvGymError(Exception):
     """Root of every error of this library."""
@@ -21,8 +26,20 @@ class UnplayableError(EnvGymError, ValueError):
     """An agent cannot play an environment at all, for example because the first prompt is longer than its context."""
 
 
-class RewardError(EnvGymError):
-    """A reward is not finite, or its components do not sum to it."""
+class PromptLengthError(UnplayableError):
+    """The first prompt of one episode does not fit an agent's context. Another seed may have a shorter one."""
+
+
+class ContractError(EnvGymError):
+    """What an environment's `reset` or `step` returned breaks the contract; the message says what to return."""
+
+
+class RewardError(ContractError):
+    """A reward is no finite number, or its components do not sum to it."""
+
+
+class StepTimeoutError(EnvGymError):
+    """A call into an environment took longer than its limit; the episode is recorded as failed."""
 
 
 class CollectionError(EnvGymError):
@@ -37,8 +54,38 @@ class CheckpointError(EnvGymError):
     """A checkpoint is missing, incomplete or belongs to another configuration."""
 
 
+class StorageError(EnvGymError, OSError):
+    """A file of a run could not be written; the message names it and says what is left and how to go on."""
+
+    @classmethod
+    def at(cls, path: Path, cause: str, advice: str, *, num_bytes: int | None = None) -> StorageError:
+        """The error of a file or folder.
+
+        Args:
+            path: What could not be written.
+            cause: What the system said.
+            advice: What is left, and how to go on.
+            num_bytes: How large it would have become, where that is known.
+        """
+        existing = next((parent for parent in path.absolute().parents if parent.is_dir()), Path("/"))
+        free = f"the disk has {shutil.disk_usage(existing).free / 1e6:.1f} MB free"
+        needed = "" if num_bytes is None else f"it takes {num_bytes / 1e6:.1f} MB and "
+        return cls(f"'{path}' could not be written ({cause}); {needed}{free}. {advice}")
+
+
 class WeightSyncError(EnvGymError):
     """Weights sent to a policy do not match what it holds (names, shapes), or arrived incompletely."""
+
+
+class ServerError(EnvGymError):
+    """A policy server could not be started, or refused or failed a request; the message holds what it said."""
+
+    status: int | None = None
+    """The HTTP status it answered with, where it answered."""
+
+
+class ServerUnreachableError(ServerError):
+    """A policy server did not answer: it is not running, or it hangs, or the network to it is broken."""
 
 
 class MissingDependencyError(EnvGymError, ImportError):

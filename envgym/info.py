@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
-
-from gymnasium.envs.registration import load_env_creator
 
 from envgym.agent_registry import make_agent
 from envgym.env import TextEnv
 from envgym.readme import summary, tags
-from envgym.registry import list_environments, make, spec
+from envgym.registry import creator_of, list_environments, make, spec
 from envgym.rollout.episode import run_episode
 from envgym.tables import episode_text
 from envgym.types import Trajectory, TruncationReason
@@ -36,7 +34,8 @@ class EnvironmentInfo:
         summary: One line.
         description: Docstring of its class; empty where it has none of its own.
         tags: Tags of the registration.
-        arguments: Parameters of the constructor with their defaults, as Python text.
+        arguments: Parameters of the constructor with their values, given or else registered or else default, as
+            Python text.
         max_turns: Turns after which an episode ends; None is no limit.
         terminal_limits: Limits that belong to the task; any other truncates.
         system_prompt: Instructions shown before the first observation.
@@ -68,22 +67,27 @@ class EnvironmentInfo:
         return "\n\n".join(_paragraphs(self))
 
 
-def environment_info(env_id: str, *, seed: int = 0) -> EnvironmentInfo:
+def environment_info(env_id: str, *, seed: int = 0, env_kwargs: Mapping[str, Any] | None = None) -> EnvironmentInfo:
     """Makes an environment, lets its players play a few episodes, and tells what there is to know about it.
 
     Args:
         env_id: Id of a registered environment.
-        seed: Seed of the sample episode; the others follow it.
+        seed: Seed of the sample episode; the others follow it. >= 0.
+        env_kwargs: Arguments of the environment's constructor, over the registered ones.
 
     Raises:
         UnknownIdError: No such environment.
+        ValueError: The seed is negative, or the constructor does not take an argument or its value.
         MissingDependencyError: The environment needs a package that is not installed.
     """
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    kwargs = dict(env_kwargs or {})
     entry = spec(env_id)
-    creator = load_env_creator(entry.entry_point) if isinstance(entry.entry_point, str) else entry.entry_point
-    episodes = {player: _episodes(env_id, player, range(seed, seed + EPISODES)) for player in PLAYERS}
+    creator = creator_of(entry)
+    episodes = {player: _episodes(env_id, player, range(seed, seed + EPISODES), kwargs) for player in PLAYERS}
     played = {player: trajectories for player, trajectories in episodes.items() if trajectories}
-    env = make(env_id)
+    env = make(env_id, **kwargs)
     try:
         base = cast(TextEnv, env.unwrapped)
         return EnvironmentInfo(
@@ -91,7 +95,7 @@ def environment_info(env_id: str, *, seed: int = 0) -> EnvironmentInfo:
             summary=summary(entry),
             description=inspect.cleandoc(getattr(creator, "__doc__", None) or ""),
             tags=tags(entry),
-            arguments=_arguments(creator),
+            arguments=_arguments(creator, {**entry.kwargs, **kwargs}),
             max_turns=env.get_wrapper_attr("max_turns"),
             terminal_limits=tuple(sorted(limit.value for limit in env.get_wrapper_attr("terminal_limits"))),
             system_prompt=base.system_prompt,
@@ -122,11 +126,11 @@ def listing(tag: str | None = None) -> list[str]:
     return [f"{name:{widths[0]}}  {labels:{widths[1]}}  {text}".rstrip() for name, labels, text in rows]
 
 
-def _episodes(env_id: str, player: str, seeds: Iterable[int]) -> list[Trajectory]:
+def _episodes(env_id: str, player: str, seeds: Iterable[int], kwargs: Mapping[str, Any]) -> list[Trajectory]:
     """Episodes of a player; empty where the environment has no such player."""
-    env = make(env_id)
+    env = make(env_id, **kwargs)
     if env.get_wrapper_attr("max_turns") is None:
-        env = make(env_id, max_turns=MOST_TURNS)
+        env = make(env_id, max_turns=MOST_TURNS, **kwargs)
     try:
         return [run_episode(env, make_agent(player), seed=seed) for seed in seeds]
     except ValueError:
@@ -145,10 +149,13 @@ def _components(trajectories: Iterable[Trajectory]) -> dict[str, tuple[float, fl
     return {name: (min(totals), max(totals)) for name, totals in sorted(sums.items())}
 
 
-def _arguments(creator: Any) -> dict[str, str]:
+def _arguments(creator: Any, given: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters of the constructor, with the values they have here."""
     parameters = inspect.signature(creator).parameters.values()
     return {
-        parameter.name: "required" if parameter.default is parameter.empty else repr(parameter.default)
+        parameter.name: "required"
+        if (value := given.get(parameter.name, parameter.default)) is parameter.empty
+        else repr(value)
         for parameter in parameters
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
 from envgym.errors import ModelError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -46,12 +45,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_model(folder: str | Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The causal language model of a folder, on the CPU and in evaluation mode.
 
     Args:
         folder: A folder with `config.json` and safetensors (or `pytorch_model.bin`) weights.
-        dtype: Type the weights are converted to.
+        dtype: Type the weights are converted to; float32 when None.
 
     Raises:
         ModelError: The folder is missing or incomplete, its weights do not fit its configuration, or transformers
@@ -62,12 +61,13 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTra
         raise ModelError(
             f"'{folder}' has a config.json but no weights (*.safetensors); copy the weight files into it too."
         )
+    import torch
     from transformers import AutoModelForCausalLM
 
     try:
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
+                str(folder), dtype=dtype or torch.float32, local_files_only=True, output_loading_info=True
             )
     except Exception as error:
         raise ModelError(f"transformers cannot load the model in '{folder}': {_first_line(error)}") from error

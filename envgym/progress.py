@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 LINE_INTERVAL_S = 10.0
 """Least time between two lines of one phase where there is no terminal."""
+RECENT = 100
+"""How many counts back the speed is measured: what was finished long ago, or before an interruption, says little."""
 
 
 class Phase:
@@ -25,9 +30,10 @@ class Phase:
         self._count = 0
         self._note = ""
         self._started = self._last_line = time.monotonic()
+        self._counts: deque[tuple[float, int]] = deque([(self._started, 0)], maxlen=RECENT + 1)
         self._task = None
         if display.bars is not None:
-            self._task = display.bars.add_task(title, total=total, note="")
+            self._task = display.bars.add_task(title, total=total, note="", phase=self)
 
     def advance(self, count: int = 1, *, note: str | None = None) -> None:
         """Counts work that is finished.
@@ -37,6 +43,7 @@ class Phase:
             note: A few words shown beside the bar; None keeps the last.
         """
         self._count += count
+        self._counts.append((time.monotonic(), self._count))
         if note is not None:
             self._note = note
         if self._display.bars is not None and self._task is not None:
@@ -44,11 +51,20 @@ class Phase:
         elif time.monotonic() - self._last_line >= LINE_INTERVAL_S:
             self._line()
 
+    def seconds_left(self) -> float | None:
+        """How long the rest will take at the speed of late; None before the second unit and after the last."""
+        (since, before), (last, count) = self._counts[0], self._counts[-1]
+        if count < min(2, self._total) or count >= self._total or count == before:
+            return None
+        at_last = (self._total - count) * (last - since) / (count - before)
+        return max(at_last - (time.monotonic() - last), 0.0)
+
     def finish(self) -> None:
-        """Ends the phase; its bar goes, a plain line stays."""
+        """Ends the phase; its bar goes, a plain line stays, unless nothing was done."""
         if self._display.bars is not None and self._task is not None:
             self._display.bars.remove_task(self._task)
-        self._line()
+        if self._count:
+            self._line()
 
     def _line(self) -> None:
         if not self._display.enabled:
@@ -56,24 +72,36 @@ class Phase:
         now = time.monotonic()
         self._last_line = now
         elapsed = now - self._started
-        ended = self._count >= self._total
-        left = "" if ended or not self._count else f", {elapsed / self._count * (self._total - self._count):.0f} s left"
+        seconds = self.seconds_left()
+        left = "" if seconds is None else f", {seconds:.0f} s left"
         note = f"  {self._note}" if self._note else ""
         self._display.console.print(
             f"{self._title}: {self._count}/{self._total} in {elapsed:.0f} s{left}{note}", highlight=False, markup=False
         )
 
 
+class _TimeLeft(ProgressColumn):
+    """Hours, minutes and seconds left. Rich's own column forgets what is older than half a minute, and with it the
+    speed of slow units.
+    """
+
+    def render(self, task: Task) -> Text:
+        seconds = task.fields["phase"].seconds_left()
+        text = "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
+        return Text(text, style="progress.remaining")
+
+
 class ProgressDisplay:
-    """Shows phases on standard error.
+    """Shows phases, on standard error unless told otherwise.
 
     Args:
         enabled: False shows nothing (other ranks, tests).
+        console: Where to, in place of standard error.
     """
 
-    def __init__(self, *, enabled: bool = True) -> None:
+    def __init__(self, *, enabled: bool = True, console: Console | None = None) -> None:
         self.enabled = enabled
-        self.console = Console(file=sys.stderr)
+        self.console = console or Console(file=sys.stderr)
         self.bars: Progress | None = None
         if enabled and self.console.is_terminal:
             self.bars = Progress(
@@ -82,7 +110,7 @@ class ProgressDisplay:
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TextColumn("left"),
-                TimeRemainingColumn(),
+                _TimeLeft(),
                 TextColumn("{task.fields[note]}"),
                 console=self.console,
                 transient=True,

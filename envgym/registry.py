@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import inspect
@@ -12,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator, parse_env_id
 
 from envgym.env import TextEnv
-from envgym.errors import UnknownIdError
+from envgym.errors import EnvGymError, UnknownIdError
+from envgym.suggestion import nearest
 from envgym.types import TruncationReason
 from envgym.wrappers import MaxTurns
 
@@ -83,28 +83,34 @@ def register(
     kwargs: Mapping[str, Any] | None = None,
     tags: Iterable[str] = (),
     nondeterministic: bool = False,
+    force: bool = False,
 ) -> None:
     """Adds an environment to Gymnasium's registry; afterwards `envgym.make` and `gymnasium.make` both know it.
 
-    Everything given here is kept in the `EnvSpec` and survives `EnvSpec.to_json`.
+    Everything given here is kept in the `EnvSpec` and survives `EnvSpec.to_json`. The same entry point may be
+    registered again under its id, as a notebook cell does that is run twice: the new registration counts.
 
     Args:
         id: `namespace/Name-v0`.
-        entry_point: `"module:Class"` (imported when first made), or the class or factory itself.
+        entry_point: `"module:Class"` (imported when first made), or the class or factory itself; not an instance, since
+            every episode that runs at the same time needs an environment of its own.
         max_turns: Turns after which an episode is cut; None takes the class attribute of the environment.
         terminal_limits: Limits that belong to the task; None takes the class attribute of the environment.
         kwargs: Arguments of the constructor; those given to `make` go before.
         tags: Labels for `list_environments`.
         nondeterministic: Whether the same seed and actions may lead to different episodes.
+        force: Replace what another entry point has registered under this id.
 
     Raises:
-        ValueError: The id, the entry point, the turn limit or a terminal limit is malformed.
+        ValueError: The id, the entry point, the turn limit or a terminal limit is malformed, or the id belongs to
+            another entry point.
     """
-    if isinstance(entry_point, str) and entry_point.count(":") != 1:
-        raise ValueError(f"the entry point of {id!r} must have the form 'module:Class', got {entry_point!r}")
+    _check_entry_point(id, entry_point)
+    _check_id(id, entry_point, force=force)
     if max_turns is not None and max_turns < 1:
         raise ValueError(f"max_turns of {id!r} must be at least 1, got {max_turns}")
     limits = None if terminal_limits is None else [TruncationReason(limit).value for limit in terminal_limits]
+    replaced = gymnasium.registry.pop(id, None)  # Gymnasium would warn, of what was asked for
     try:
         gymnasium.register(
             id,
@@ -118,7 +124,45 @@ def register(
             ),
         )
     except gymnasium.error.Error as error:
+        if replaced is not None:
+            gymnasium.registry[id] = replaced
         raise ValueError(f"cannot register {id!r}: {error}") from error
+
+
+def _check_entry_point(id: str, entry_point: Any) -> None:
+    if isinstance(entry_point, str):
+        if entry_point.count(":") != 1:
+            raise ValueError(f"the entry point of {id!r} must have the form 'module:Class', got {entry_point!r}")
+    elif isinstance(entry_point, gymnasium.Env):
+        name = type(entry_point).__name__
+        raise ValueError(f"the entry point of {id!r} is an instance of {name}; register the class {name} itself")
+    elif not callable(entry_point):
+        raise ValueError(f"the entry point of {id!r} must be a class, a factory or 'module:Class', got {entry_point!r}")
+    elif inspect.isclass(entry_point) and not issubclass(entry_point, gymnasium.Env):
+        raise ValueError(f"the entry point of {id!r} is {entry_point.__name__}; derive that from envgym.TextEnv")
+
+
+def _check_id(id: str, entry_point: str | Callable[..., Any], *, force: bool) -> None:
+    try:
+        version = parse_env_id(id)[2]
+    except (gymnasium.error.Error, TypeError) as error:
+        raise ValueError(f"cannot register {id!r}: {error}") from error
+    if version is None:
+        raise ValueError(f"cannot register {id!r}: an id ends with its version, for example '{id}-v0'")
+    present = gymnasium.registry.get(id)
+    if present is not None and not force and _name_of(present.entry_point) != _name_of(entry_point):
+        raise ValueError(
+            f"{id!r} is registered already, for {_name_of(present.entry_point)}; choose another id or version for "
+            f"{_name_of(entry_point)}, or replace it with force=True"
+        )
+
+
+def _name_of(entry_point: Any) -> str:
+    """`module:Class`, also of the class or factory itself."""
+    if isinstance(entry_point, str):
+        return entry_point
+    named = entry_point if hasattr(entry_point, "__qualname__") else type(entry_point)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def register_builtin() -> None:
@@ -135,20 +179,58 @@ def spec(id: str) -> EnvSpec:
         id: `namespace/Name-v0`, or `module:namespace/Name-v0` to import a module that registers it first.
 
     Raises:
-        UnknownIdError: No such environment; the message suggests the nearest.
+        UnknownIdError: No such environment, or the module cannot be imported; the message suggests what may be meant.
     """
     module, _, name = id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        _import(module, id)
     _load_plugins()
     found = gymnasium.registry.get(name)
     if found is None:
-        nearest = difflib.get_close_matches(name, list_environments(), n=1)
-        hint = f"Did you mean '{nearest[0]}'?" if nearest else f"Known are: {', '.join(list_environments())}."
-        raise UnknownIdError(f"Unknown environment '{name}'. {hint}")
+        raise UnknownIdError(f"Unknown environment '{name}'. {_hint(module, name)}")
     if not _is_ours(found):
         raise UnknownIdError(f"'{name}' is no text environment: it was not registered through envgym.register.")
     return found
+
+
+def _import(module: str, id: str) -> None:
+    """Imports the module that an id names.
+
+    Raises:
+        UnknownIdError: There is no such module, or it raises when it is imported.
+    """
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        if module == missing or module.startswith(f"{missing}."):
+            raise UnknownIdError(
+                f"there is no module '{missing}' to import for '{id}'; install it, or run from the folder it is in"
+            ) from error
+        raise UnknownIdError(f"'{module}' cannot be imported for '{id}': it needs '{missing}'") from error
+    except Exception as error:
+        raise UnknownIdError(
+            f"'{module}' cannot be imported for '{id}' ({type(error).__name__}: {error}); repair it"
+        ) from error
+
+
+def _hint(module: str, name: str) -> str:
+    """What to do about an id that nobody has registered."""
+    known = list_environments()
+    suggestion = nearest(name, known)
+    if suggestion is not None:
+        return f"Did you mean '{suggestion}'?"
+    namespace, slash, _ = name.rpartition("/")
+    siblings = [env_id for env_id in known if env_id.startswith(f"{namespace}/")]
+    if module:
+        registered = f"only {', '.join(siblings)}" if slash and siblings else "nothing like it"
+        return f"'{module}' was imported, and {registered} is registered."
+    if slash and not siblings:
+        return (
+            f"Nothing is registered under '{namespace}/'. Import the module that registers it first, or let it be "
+            f"imported: 'MODULE:{name}'."
+        )
+    return f"Known are: {', '.join(siblings or known)}."
 
 
 def list_environments(tag: str | None = None) -> list[str]:
@@ -181,13 +263,13 @@ def make(id: str | EnvSpec, *, max_turns: int | None = None, checks: bool = True
 
     Raises:
         UnknownIdError: No such environment; the message suggests the nearest.
-        ValueError: `max_turns` is below 1, or the constructor does not take an argument or its value.
+        EnvGymError: Its entry point cannot be imported.
+        ValueError: `max_turns` is below 1, or the constructor does not take an argument or its value, or lacks one.
     """
     entry = spec(id) if isinstance(id, str) else id
     if max_turns is not None and max_turns < 1:
         raise ValueError(f"max_turns must be at least 1, got {max_turns}")
-    creator = load_env_creator(entry.entry_point) if isinstance(entry.entry_point, str) else entry.entry_point
-    _check_kwargs(entry.id, cast(Any, creator), kwargs)
+    _check_kwargs(entry.id, creator_of(entry), kwargs)
     wrappers = tuple(
         WrapperSpec(wrapper.name, wrapper.entry_point, {**(wrapper.kwargs or {}), "max_turns": max_turns})
         if wrapper.entry_point == _LIMIT and max_turns is not None
@@ -204,10 +286,34 @@ def make(id: str | EnvSpec, *, max_turns: int | None = None, checks: bool = True
         kwargs=dict(entry.kwargs),
         additional_wrappers=wrappers,
     )
-    made = gymnasium.make(limited, **kwargs)
+    try:
+        made = gymnasium.make(limited, **kwargs)
+    except TypeError as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in {**entry.kwargs, **kwargs}.items()) or "no arguments"
+        raise ValueError(f"'{entry.id}' cannot be made with {given}: {error.__cause__ or error}") from error
     if not checks and isinstance(made, MaxTurns) and made.limits_nothing:
         made = made.env
     return cast(TextEnv, made)
+
+
+def creator_of(entry: EnvSpec) -> Callable[..., Any]:
+    """The class or factory of a registration.
+
+    Raises:
+        MissingDependencyError: It needs a package that is not installed.
+        EnvGymError: Its entry point cannot be imported.
+    """
+    if not isinstance(entry.entry_point, str):
+        return cast(Any, entry.entry_point)
+    try:
+        return load_env_creator(entry.entry_point)
+    except EnvGymError:
+        raise
+    except (ImportError, AttributeError) as error:
+        raise EnvGymError(
+            f"the entry point '{entry.entry_point}' of '{entry.id}' cannot be imported "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 def _check_kwargs(id: str, creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:

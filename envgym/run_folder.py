@@ -7,12 +7,14 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from envgym.config import TrainConfig
-from envgym.errors import CheckpointError
+from envgym.errors import CheckpointError, StorageError
 from envgym.types import Trajectory
 
 CONFIG, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
@@ -31,7 +33,7 @@ class RunFolder:
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path = path
         self._lock = lock
-        self._events: Any = None
+        self._events: _EventFile | None = None
 
     @classmethod
     def create(cls, config: TrainConfig) -> RunFolder:
@@ -41,6 +43,7 @@ class RunFolder:
 
         Raises:
             ValueError: The folder already holds a run with a checkpoint, or anything else, or is in use.
+            StorageError: It cannot be written.
         """
         path = config.run_dir
         lock = None
@@ -56,9 +59,10 @@ class RunFolder:
             )
         if path.exists() and (not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())):
             raise ValueError(f"'{path}' is not an empty folder; choose another run_dir")
-        path.mkdir(parents=True, exist_ok=True)
-        lock = lock or _lock(path)
-        write_atomically(path / CONFIG, config.model_dump_json(indent=2) + "\n")
+        with _writing(path / CONFIG, path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = lock or _lock(path)
+            write_atomically(path / CONFIG, config.model_dump_json(indent=2) + "\n")
         return cls(path, lock)
 
     @classmethod
@@ -79,11 +83,19 @@ class RunFolder:
                 "resume it with its own config.json, or start a new run"
             )
         lock = _lock(config.run_dir)
-        write_atomically(config.run_dir / CONFIG, config.model_dump_json(indent=2) + "\n")
+        with _writing(config.run_dir / CONFIG, config.run_dir):
+            write_atomically(config.run_dir / CONFIG, config.model_dump_json(indent=2) + "\n")
         return cls(config.run_dir, lock)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each record so far; a checkpoint keeps them for `rewind`."""
+        """Bytes of each record so far; a checkpoint keeps them for `rewind`.
+
+        They are on the disk then: a checkpoint must not outlive the records it counts on.
+        """
+        for name in (METRICS, TRAJECTORIES):
+            if (self.path / name).exists():
+                with _writing(self.path / name, self.path), (self.path / name).open("ab") as file:
+                    os.fsync(file.fileno())
         return {name: self._size(name) for name in (METRICS, TRAJECTORIES)}
 
     def rewind(self, sizes: Mapping[str, int]) -> None:
@@ -106,29 +118,96 @@ class RunFolder:
         """Appends a line to `metrics.jsonl` and the same numbers to the TensorBoard events.
 
         A number that is not finite is written as null.
+
+        Raises:
+            StorageError: One of the files cannot be written; the message says how to go on.
         """
         line = {name: (value if math.isfinite(value) else None) for name, value in metrics.items()}
         self._append(METRICS, [json.dumps({"iteration": iteration, **line})])
-        if self._events is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(self.path / EVENTS), purge_step=iteration)
-        for name, value in metrics.items():
-            self._events.add_scalar(name, value, iteration)
-        self._events.flush()
+        with _writing(self.path / EVENTS, self.path):
+            if self._events is None:
+                self._events = _EventFile(self.path / EVENTS, first_step=iteration)
+            self._events.write(iteration, metrics)
 
     def record(self, trajectories: Iterable[Trajectory]) -> None:
-        """Appends trajectories to `trajectories.jsonl`."""
+        """Appends trajectories to `trajectories.jsonl`.
+
+        Raises:
+            StorageError: It cannot be written; the message says how to go on.
+        """
         self._append(TRAJECTORIES, (trajectory.to_json() for trajectory in trajectories))
 
     def _append(self, name: str, lines: Iterable[str]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
+        before = self._size(name)
+        with _writing(self.path / name, self.path):
+            try:
+                with (self.path / name).open("a", encoding="utf-8") as file:
+                    file.writelines(f"{line}\n" for line in lines)
+            except OSError:
+                with suppress(OSError):  # half a line is of no use
+                    os.truncate(self.path / name, before)
+                raise
 
     def close(self) -> None:
         if self._events is not None:
-            self._events.close()
+            with suppress(OSError):  # everything was flushed when it was logged
+                self._events.close()
         self._lock.close()
+
+
+class _EventFile:
+    """TensorBoard events, written at once by the thread that logs them.
+
+    TensorBoard's own writer does it in a thread, and waits for ever once that thread has died of a full disk.
+
+    Args:
+        folder: Where the file is made.
+        first_step: Events of earlier files from this step on no longer count.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(exist_ok=True)
+        self._file = (folder / f"events.out.tfevents.{time.time_ns() // 1000}.{os.getpid()}").open("xb")
+        self._records = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
+        self._add(step=first_step, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._add(step=step, summary=Summary(value=values))
+        self._file.flush()
+
+    def _add(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def continuation(run_dir: Path) -> str:
+    """How a run that ended early goes on, in a sentence without its full stop."""
+    names = [p.name for p in (Path(run_dir) / CHECKPOINTS).glob("[0-9]" * 6) if p.is_dir() and any(p.iterdir())]
+    if not names:
+        return f"'{run_dir}' has no checkpoint yet: the same command starts the run again"
+    ways = f"train(config, resume=True) or `envgym train --resume {run_dir}`"
+    return f"continue from iteration {int(max(names))} with {ways}"
+
+
+@contextmanager
+def _writing(path: Path, run_dir: Path) -> Iterator[None]:
+    """Turns what the system says about a write into an error that names the file and how to go on."""
+    try:
+        yield
+    except OSError as error:
+        advice = f"Once it can be written: {continuation(run_dir)}"
+        raise StorageError.at(path, error.strerror or str(error), advice) from error
 
 
 def _lock(path: Path) -> IO[str]:
@@ -187,5 +266,9 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 def write_atomically(path: Path, text: str) -> None:
     """Replaces a file as a whole: a reader, or a crash, sees the old text or the new."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

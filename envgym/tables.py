@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from rich.markup import escape
 from rich.table import Table
 
 from envgym.evaluation.comparison import Comparison
 from envgym.evaluation.results import EnvironmentReport
+from envgym.evaluation.rows import report_rows, side_by_side
 from envgym.types import Trajectory
 
 
@@ -18,48 +20,19 @@ def report_table(title: str, columns: Mapping[str, EnvironmentReport]) -> Table:
         title: Above the table.
         columns: Reports by the name of their column.
     """
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title) or None, title_justify="left")
     table.add_column("")
     for name in columns:
-        table.add_column(name, justify="right")
-    reports = list(columns.values())
-
-    def row(name: str, cells: list[str]) -> None:
-        table.add_row(name, *cells)
-
-    row("success", [_with_error(r.success, r.success_error) for r in reports])
-    for k in _shown_ks(reports):
-        row(f"  pass@{k}", [_with_error(r.pass_at_k.get(k), r.pass_at_k_error.get(k)) for r in reports])
-        row(f"  pass^{k}", [_with_error(r.pass_hat_k.get(k), r.pass_hat_k_error.get(k)) for r in reports])
-    row("return", [_with_error(r.mean_return, r.return_error) for r in reports])
-    for component in sorted({name for r in reports for name in r.components}):
-        row(
-            f"  {component}",
-            [_with_error(r.components.get(component, 0.0), r.component_errors.get(component)) for r in reports],
-        )
-    row("reward per turn", [f"{r.reward_per_turn:.3f}" for r in reports])
-    for ending in sorted({name for r in reports for name in r.endings}):
-        name = ending if ending == "terminated" else f"truncated: {ending}"
-        row(name, [f"{r.endings.get(ending, 0.0):.0%}" for r in reports])
-    row("turns", [f"{r.turns:.1f}" for r in reports])
-    row("sampled tokens", [f"{r.action_tokens:.1f}" if r.action_tokens else "-" for r in reports])
-    if any(r.prompt_tokens for r in reports):
-        row("prompt tokens", [f"{r.prompt_tokens:.1f}" if r.prompt_tokens else "-" for r in reports])
-    row("seconds", [f"{r.seconds:.2f}" for r in reports])
-    row("actions in error", [f"{r.action_errors:.2f}" for r in reports])
-    row("episodes", [str(r.episodes) for r in reports])
-    if any(r.tasks != r.episodes for r in reports):
-        row("tasks", [str(r.tasks) for r in reports])
-    if any(r.judged not in (0, r.episodes) for r in reports):
-        row("episodes with a verdict", [str(r.judged) for r in reports])
-    row("failed episodes", [f"{r.failed} ({r.failed_share:.0%})" if r.failed else "0" for r in reports])
+        table.add_column(escape(name), justify="right")
+    for name, cells in report_rows(list(columns.values())):
+        table.add_row(escape(name), *cells)
     return table
 
 
-def _shown_ks(reports: Sequence[EnvironmentReport]) -> list[int]:
-    """2, 4, 8, ... and the number of attempts; every k up to 4."""
-    most = max((k for r in reports for k in r.pass_at_k), default=1)
-    return [k for k in range(2, most + 1) if k <= 4 or k == most or k & (k - 1) == 0]
+def report_tables(columns: Mapping[str, EnvironmentReport], width: int) -> list[Table]:
+    """The same without a title, in as many tables as are needed for each to fit into a line of `width` characters."""
+    groups = side_by_side(columns, width - 4, margin=3)  # four: the frame
+    return [report_table("", group) for group in groups]
 
 
 def comparison_table(comparison: Comparison, a: str, b: str) -> Table:
@@ -69,8 +42,8 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> Table:
         comparison: What to show.
         a, b: Names of the two folders.
     """
-    names = f"A: {comparison.agent_a} ({a})\nB: {comparison.agent_b} ({b})"
-    table = Table(title=f"{names}\nB - A with standard error and 95 % interval", title_justify="left")
+    names = f"A: {named(comparison.agent_a, a)}\nB: {named(comparison.agent_b, b)}"
+    table = Table(title=f"{escape(names)}\nB - A with standard error and 95 % interval", title_justify="left")
     for name in ("", "measure"):
         table.add_column(name, no_wrap=True)
     for name in ("A", "B", "B - A", "interval", "pairs"):
@@ -90,6 +63,11 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> Table:
     return table
 
 
+def named(agent: str, where: str) -> str:
+    """Name of an agent, and where it comes from if that says more: `sampled (runs/quickstart)`, but `solver`."""
+    return agent if agent in (where, where.rstrip("/").rpartition("/")[2]) else f"{agent} ({where})"
+
+
 def left_out(comparison: Comparison) -> list[str]:
     """What was compared and what was not, one line each."""
     lines = [f"{comparison.pairs} tasks were played in both"]
@@ -99,10 +77,6 @@ def left_out(comparison: Comparison) -> list[str]:
         if number:
             lines.append(f"left out: {number} episodes of {name}, which failed")
     return [*lines, *(f"note: {note}" for note in comparison.notes)]
-
-
-def _with_error(value: float | None, error: float | None) -> str:
-    return "-" if value is None else f"{value:.3f} ± {error or 0.0:.3f}"
 
 
 def episode_text(trajectory: Trajectory) -> str:

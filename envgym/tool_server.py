@@ -54,15 +54,17 @@ class ToolServer:
     Args:
         env_id: Id of a registered environment.
         seed: Seed of the episode.
+        env_kwargs: Arguments of the environment's constructor, over the registered ones.
 
     Raises:
         UnknownIdError: No such environment.
+        ValueError: The constructor does not take an argument or its value.
         MissingDependencyError: The `mcp` package, or one the environment needs, is not installed.
     """
 
-    def __init__(self, env_id: str, *, seed: int = 0) -> None:
+    def __init__(self, env_id: str, *, seed: int = 0, env_kwargs: Mapping[str, Any] | None = None) -> None:
         require_mcp()
-        self.env = _make(env_id)
+        self.env = _make(env_id, dict(env_kwargs or {}))
         base = cast(TextEnv, self.env.unwrapped)
         self.env_id = env_id
         self.call_format = getattr(base, "call_format", "hermes")
@@ -140,9 +142,9 @@ class ToolServer:
         return self._content(Step.running(message, action_error=message))
 
 
-def serve_tools(env_id: str, *, seed: int = 0) -> None:
+def serve_tools(env_id: str, *, seed: int = 0, env_kwargs: Mapping[str, Any] | None = None) -> None:
     """Serves an environment over stdin and stdout until the client closes them. Arguments and errors: `ToolServer`."""
-    episode = ToolServer(env_id, seed=seed)
+    episode = ToolServer(env_id, seed=seed, env_kwargs=env_kwargs)
     try:
         asyncio.run(_serve(episode))
     finally:
@@ -188,11 +190,11 @@ async def _serve(episode: ToolServer) -> None:
         await server.run(read_stream, write_stream, server.create_initialization_options())
 
 
-def _make(env_id: str) -> TextEnv:
+def _make(env_id: str, kwargs: dict[str, Any]) -> TextEnv:
     """The environment, in the call format that can express every call where it has a choice."""
     try:
-        return make(env_id, call_format="hermes")
+        return make(env_id, **{"call_format": "hermes", **kwargs})
     except ValueError as error:
-        if "takes no argument 'call_format'" not in str(error):
+        if "takes no argument 'call_format'" not in str(error) or "call_format" in kwargs:
             raise
-        return make(env_id)
+        return make(env_id, **kwargs)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "context", "abort"]
@@ -29,16 +31,35 @@ class TruncationReason(StrEnum):
     ENVIRONMENT = "environment"
 
 
+_MIN_TEMPERATURE, _MAX_TEMPERATURE, _MIN_TOP_P = 0.001, 1e6, 1e-6
+
+
+def _is_real(value: Any) -> bool:
+    """Whether a value is a finite number; numpy's are, a bool is not."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole_number(name: str, value: Any, lowest: int) -> int:
+    """The value as an int, if it is one that fits 32 bits, which is what engines hold it in."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or not lowest <= int(value) < 2**31:
+        raise ValueError(f"{name} must be a whole number from {lowest} to 2**31 - 1, got {value!r}")
+    return int(value)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a policy draws tokens.
 
     Attributes:
-        max_new_tokens: Most tokens of one turn, the end-of-turn token included; >= 1.
-        temperature: Divides the logits; 0 is greedy play (log-probabilities are then those of temperature 1).
-        top_k: Keep the k most probable tokens; 0 keeps all.
-        top_p: Keep the smallest set of most probable tokens whose probability reaches p; 1 keeps all.
+        max_new_tokens: Most tokens of one turn, the end-of-turn token included; from 1 to 2**31 - 1.
+        temperature: Divides the logits; 0 is greedy play (log-probabilities are then those of temperature 1), anything
+            else lies between 0.001 and 1e6. Below that engines differ: logits overflow in one, another plays greedily.
+        top_k: Keep the k most probable tokens; 0 keeps all, at most 2**31 - 1.
+        top_p: Keep the smallest set of most probable tokens whose probability reaches p, from 1e-6; 1 keeps all.
         stop_token_ids: A turn ends when one of these is sampled; the token belongs to the turn.
+
+    Raises:
+        ValueError: A value is of another type (a bool or a string is no number) or out of its range.
     """
 
     max_new_tokens: int = 256
@@ -48,14 +69,27 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be 0 (greedy) or positive, got {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (off) or positive, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        for name, lowest in (("max_new_tokens", 1), ("top_k", 0)):
+            self._set(name, _whole_number(name, getattr(self, name), lowest))
+        temperature, top_p = self.temperature, self.top_p
+        if not _is_real(temperature) or (temperature != 0 and not _MIN_TEMPERATURE <= temperature <= _MAX_TEMPERATURE):
+            raise ValueError(
+                f"temperature must be 0 (greedy) or a number from {_MIN_TEMPERATURE} to {_MAX_TEMPERATURE:g}, "
+                f"got {temperature!r}"
+            )
+        if not _is_real(top_p) or not _MIN_TOP_P <= top_p <= 1:
+            raise ValueError(
+                f"top_p must be a number from {_MIN_TOP_P:g} to 1 (off), got {top_p!r}; for the most probable token "
+                "alone use temperature=0"
+            )
+        self._set("temperature", float(temperature))
+        self._set("top_p", float(top_p))
+        if isinstance(self.stop_token_ids, str | bytes) or not isinstance(self.stop_token_ids, Iterable):
+            raise ValueError(f"stop_token_ids must be a tuple of token ids, got {self.stop_token_ids!r}")
+        self._set("stop_token_ids", tuple(_whole_number("stop_token_ids", id, 0) for id in self.stop_token_ids))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def has_support(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import gymnasium
@@ -14,12 +14,16 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envgym.env import TextEnv
-from envgym.errors import EpisodeOrderError, RewardError
+from envgym.errors import ContractError, EpisodeOrderError
 from envgym.registry import make
-from envgym.wrappers import REWARD_TOLERANCE
+from envgym.vector_checks import check_step, plain_infos
+from envgym.vector_infos import VectorInfos, batch_infos, frozen_info, frozen_infos
+from envgym.wrappers import reset_problem
 
-_NUMBERS = (bool, int, float)
 Batch = tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]
+Columns = tuple[
+    tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], list[dict[str, Any]]
+]
 
 
 def make_vec(
@@ -42,7 +46,7 @@ def make_vec(
         autoreset_mode: When an ended episode is followed by the next; see `gymnasium.vector.AutoresetMode`.
         wrappers: Put around each copy, the first innermost.
         max_turns: Turn limit in place of the registered one; None keeps that.
-        checks: Whether rewards and the order of calls are checked, as the guard of a single environment does.
+        checks: Whether results and the order of calls are checked, as the guard of a single environment does.
         kwargs: Arguments of the environment's constructor.
 
     Raises:
@@ -64,13 +68,14 @@ def make_vec(
 class TextVectorEnv(SyncVectorEnv[Any, Any]):
     """Gymnasium's synchronous vector environment for text, with the checks of the guard done for all copies at once.
 
-    Resets, the three autoreset modes and the form of `infos` are Gymnasium's, with one difference: where the values of
-    one key differ in type, their array keeps them as they are, where Gymnasium casts them to the type of the first.
+    Resets, the three autoreset modes and the form of `infos` are Gymnasium's. Two things differ: where the values
+    of one key differ in type, their array keeps them as they are, where Gymnasium casts them to the type of the first;
+    and the arrays in the `infos` of a step are made when they are first asked for, since few are (`VectorInfos`).
 
     Args:
         env_fns: Make the copies; without guards, which would check everything twice.
         autoreset_mode: When an ended episode is followed by the next.
-        checks: Whether to check rewards and the order of calls.
+        checks: Whether to check results and the order of calls.
     """
 
     def __init__(
@@ -82,142 +87,134 @@ class TextVectorEnv(SyncVectorEnv[Any, Any]):
     ) -> None:
         super().__init__(env_fns, copy=False, autoreset_mode=autoreset_mode)
         self.checks = checks
-        self._started = False
+        self._unstarted = set(range(self.num_envs))
+        self._ended = [False] * self.num_envs
+        self._texts = [""] * self.num_envs
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """Starts an episode in every copy, or in those of `options["reset_mask"]`; see Gymnasium's."""
-        # Gymnasium writes into these where there is a mask, but the caller may still hold them.
-        self._terminations, self._truncations = self._terminations.copy(), self._truncations.copy()
-        result = super().reset(seed=seed, options=options)
-        self._started = True
-        return result
+        """Starts an episode in every copy, or in those of `options["reset_mask"]`.
+
+        Args:
+            seed: One for each copy, or the first of as many in a row; None continues the present streams.
+            options: Passed to every copy. "reset_mask", a bool array [num_envs] with at least one true, is not.
+
+        Raises:
+            ContractError: What a copy returned breaks the contract.
+            TypeError: The mask is no array of bool.
+            ValueError: There are fewer or more seeds than copies, or the mask is of another length or all false.
+        """
+        if seed is None or isinstance(seed, (int, np.integer)):
+            seed = [None if seed is None else int(seed) + index for index in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(f"expected one seed for each of {self.num_envs} copies, got {len(seed)}")
+        rows, options = _chosen(options, self.num_envs)
+        infos = []
+        for row in rows:
+            self._unstarted.add(row)
+            self._texts[row], info = self._reset_copy(row, seed[row], options)
+            infos.append(info)
+            self._unstarted.discard(row)
+            self._ended[row] = False
+        return tuple(self._texts), batch_infos(infos, rows, self.num_envs)
 
     def step(self, actions: Iterable[str]) -> Batch:
         """Steps every copy; see Gymnasium's for what happens where an episode has ended.
 
         Raises:
             EpisodeOrderError: `step` was called before reset or, where nothing resets by itself, after an end.
-            RewardError: A reward is not finite, or its components do not sum to it.
+            ContractError: What a copy returned breaks the contract.
+            RewardError: A reward is no finite number, or its components do not sum to it.
         """
-        if self.checks and not self._started:
+        if self.checks:
+            self._check_order()
+        begins = self._ended
+        if True in begins and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            steps: list[Any] = [
+                _first_step(*self._reset_copy(index)) if begin else env.step(action)
+                for index, (env, action, begin) in enumerate(zip(self.envs, actions, begins, strict=True))
+            ]
+        else:
+            steps = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+        observations, rewards, terminations, truncations, infos = self._columns(steps, begins)
+        self._texts = list(observations)
+        self._ended = (terminations | truncations).tolist()
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and True in self._ended:
+            for index in compress(range(self.num_envs), self._ended):
+                observation, info = self._reset_copy(index)
+                self._texts[index] = observation
+                final = {"final_obs": observations[index], "final_info": infos[index]}
+                infos[index] = {**final, **(frozen_info(info) if dict in map(type, info.values()) else info)}
+            self._ended = [False] * self.num_envs
+            observations = tuple(self._texts)
+        return observations, rewards, terminations, truncations, VectorInfos(infos)
+
+    def _check_order(self) -> None:
+        if self._unstarted:
             raise EpisodeOrderError("step was called before reset; call reset first")
-        ended = np.flatnonzero(self._autoreset_envs).tolist() if self._autoreset_envs.any() else ()
-        if ended and self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            steps = self._step_or_reset(actions, frozenset(ended))
-        elif ended and self.checks and self.autoreset_mode is AutoresetMode.DISABLED:
+        if self.autoreset_mode is AutoresetMode.DISABLED and True in self._ended:
+            ended = list(compress(range(self.num_envs), self._ended))
             raise EpisodeOrderError(
                 f"step was called after the episodes of copies {ended} had ended; "
                 "call reset with options={'reset_mask': ...} first"
             )
-        else:
-            steps = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
-        observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
-        self._env_obs = list(observations)
-        self._rewards = np.array(rewards, dtype=np.float64)
-        self._terminations = np.array(terminated, dtype=np.bool_)
-        self._truncations = np.array(truncated, dtype=np.bool_)
-        self._autoreset_envs = self._terminations | self._truncations
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and self._autoreset_envs.any():
-            batched = self._restart(list(infos))
-            self._autoreset_envs = np.zeros(self.num_envs, dtype=np.bool_)
-        else:
-            batched = batch_infos(infos)
-        if self.checks:
-            self._check(batched)
-        self._observations = tuple(self._env_obs)
-        return self._observations, self._rewards, self._terminations, self._truncations, batched
 
-    def _step_or_reset(self, actions: Iterable[str], ended: frozenset[int]) -> list[Any]:
-        """Begins the next episode in the copies whose last one has ended, and steps the others."""
-        steps: list[Any] = []
-        for index, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
-            if index in ended:
-                observation, info = env.reset()
-                steps.append((observation, 0.0, False, False, info))
-            else:
-                steps.append(env.step(action))
-        return steps
-
-    def _restart(self, infos: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """Begins the next episode in the copies whose last one has just ended, and keeps what that ended with."""
-        ended = np.flatnonzero(self._autoreset_envs).tolist()
-        final_obs = np.full(self.num_envs, None, dtype=object)
-        final_infos = [infos[index] for index in ended]
-        for index in ended:
-            final_obs[index] = self._env_obs[index]
-            self._env_obs[index], infos[index] = self.envs[index].reset()
-        has_ended = self._autoreset_envs
-        final_info = batch_infos(final_infos, ended, self.num_envs)
-        final = {
-            "final_obs": final_obs,
-            "_final_obs": has_ended,
-            "final_info": final_info,
-            "_final_info": has_ended.copy(),
-        }
-        return {**batch_infos(infos), **final}
-
-    def _check(self, batched: Mapping[str, Any]) -> None:
-        """Compares all rewards with the sums of their components."""
-        totals = np.zeros(self.num_envs)
-        have = np.zeros(self.num_envs, dtype=np.bool_)
-        for infos in (batched, batched.get("final_info", {})):
-            components = infos.get("reward_components", {})
-            for name, values in components.items():
-                if f"_{name}" in components:  # otherwise it is itself such a mask
-                    totals = totals + values
-            have |= infos.get("_reward_components", False)
-        with np.errstate(invalid="ignore"):
-            fine = np.abs(np.where(have, totals, self._rewards) - self._rewards) <= REWARD_TOLERANCE
-        if not fine.all():
-            index = int(np.flatnonzero(~fine)[0])
-            reward = self._rewards[index]
-            if not math.isfinite(reward):
-                raise RewardError(f"copy {index}: a reward must be a finite number, got {reward}")
-            raise RewardError(f"copy {index}: the reward components sum to {totals[index]}, but the reward is {reward}")
-
-
-def batch_infos(
-    infos: Sequence[Mapping[str, Any]], where: Sequence[int] | None = None, num_envs: int | None = None
-) -> dict[str, Any]:
-    """Infos of several copies as one, in Gymnasium's form: an array for each key, and under `_key` who has it.
-
-    Dictionaries are batched in turn. Numbers become an array of their type, of float64 where their types differ, with 0
-    for copies that have none; anything else becomes an array of objects, with None.
-
-    Args:
-        infos: The infos.
-        where: The copy that each is from; None where all copies have one.
-        num_envs: Number of copies; None where all have one.
-    """
-    size = len(infos) if num_envs is None else num_envs
-    batched: dict[str, Any] = {}
-    for key in dict.fromkeys(chain.from_iterable(infos)):
+    def _columns(self, steps: Sequence[Any], begins: Sequence[bool]) -> Columns:
+        """Steps as arrays, with their infos as they are now, checked."""
         try:
-            values, rows = [info[key] for info in infos], where
-        except KeyError:
-            having = [(row, info[key]) for row, info in zip(where or range(size), infos, strict=True) if key in info]
-            rows, values = map(list, zip(*having, strict=True))
-        batched[key] = _column(values, rows, size)
-        batched[f"_{key}"] = _spread(True, rows, size, np.bool_)
-    return batched
+            observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
+            flags = np.array(terminated + truncated)
+            arrays = np.array(rewards), flags[: self.num_envs], flags[self.num_envs :]
+            plain = arrays[0].dtype.char == "d" and flags.dtype.char == "?"
+        except (TypeError, ValueError):  # a step is no tuple of five, or holds what is no number
+            plain = False
+        if not plain:
+            return self._odd_columns(steps, begins)
+        frozen, odd = plain_infos(observations, rewards, infos) if self.checks else (frozen_infos(infos), ())
+        for index in odd:
+            if not begins[index]:
+                check_step(index, steps[index])
+            frozen[index] = frozen_info(infos[index])
+        return observations, *arrays, frozen
+
+    def _odd_columns(self, steps: Sequence[Any], begins: Sequence[bool]) -> Columns:
+        if self.checks:
+            for index in compress(range(self.num_envs), map(not_, begins)):
+                check_step(index, steps[index])
+        observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
+        return (
+            observations,
+            np.array(rewards, dtype=np.float64),
+            np.array(terminated, dtype=np.bool_),
+            np.array(truncated, dtype=np.bool_),
+            frozen_infos(infos),
+        )
+
+    def _reset_copy(
+        self, index: int, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        if seed is None and options is None:
+            result = self.envs[index].reset()
+        else:
+            result = self.envs[index].reset(seed=seed, options=options)
+        if self.checks and (problem := reset_problem(result)):
+            raise ContractError(f"copy {index}: {problem}")
+        return result
 
 
-def _column(values: list[Any], rows: Sequence[int] | None, size: int) -> Any:
-    kinds = set(map(type, values))
-    if kinds == {dict}:
-        return batch_infos(values, rows, size)
-    if all(kind in _NUMBERS or issubclass(kind, np.number) for kind in kinds):
-        return _spread(values, rows, size, kinds.pop() if len(kinds) == 1 else np.float64)
-    return _spread(values, rows, size, object)
+def _first_step(observation: str, info: dict[str, Any]) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    """The first observation of an episode in the form of a step."""
+    return observation, 0.0, False, False, info
 
 
-def _spread(values: Any, rows: Sequence[int] | None, size: int, dtype: Any) -> npt.NDArray[Any]:
-    """An array with the values at some rows."""
-    if dtype is object:
-        array = np.full(size, None, dtype=object)
-    else:
-        array = np.zeros(size, dtype=dtype)
-    array[slice(None) if rows is None else rows] = values
-    return array
+def _chosen(options: dict[str, Any] | None, num_envs: int) -> tuple[list[int], dict[str, Any] | None]:
+    """The copies to reset, and the options for them."""
+    if options is None or "reset_mask" not in options:
+        return list(range(num_envs)), options
+    mask = options["reset_mask"]
+    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+        raise TypeError(f"options['reset_mask'] must be an array of bool, got {mask!r}")
+    if mask.shape != (num_envs,) or not mask.any():
+        raise ValueError(f"options['reset_mask'] must have shape ({num_envs},) and one true at least, got {mask!r}")
+    return np.flatnonzero(mask).tolist(), {key: value for key, value in options.items() if key != "reset_mask"}

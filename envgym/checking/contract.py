@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
-from envgym.checking.subject import Subject, steps
+from envgym.checking.subject import Subject, has_ended, steps
 from envgym.env import Step
 from envgym.types import TruncationReason
-from envgym.wrappers import reward_problem
+from envgym.wrappers import as_step, flags_problem, info_problem, observation_problem
+from envgym.wrappers.step_contract import components_problem, number_problem
 
 SEEDS = range(21, 29)
 
@@ -45,11 +45,11 @@ def _first_problem(subject: Subject, problem: Callable[[Step], str | None]) -> I
     observation, info = env.reset(seed=SEEDS[0])
     player = env.solver()
     for turn in range(64 if player is not None else 0):
-        step = Step(*env.step(player.act(observation, info)))  # type: ignore[union-attr,arg-type]
+        step = as_step(env.step(player.act(observation, info)))  # type: ignore[union-attr,arg-type]
         if found := problem(step):
             yield f"{found} (seed {SEEDS[0]}, turn {turn + 1}, played by the solver)"
             return
-        if step.terminated or step.truncated:
+        if has_ended(step):
             break
         observation, info = step.observation, step.info
     env.close()
@@ -59,8 +59,10 @@ def rewards_finite(subject: Subject) -> Iterator[str]:
     """Every reward is a finite number."""
 
     def problem(step: Step) -> str | None:
-        finite = math.isfinite(step.reward)
-        return None if finite else f"the reward is {step.reward}; a reward must be a finite number"
+        wrong = number_problem(step.reward)
+        if wrong and isinstance(step.reward, float):
+            return f"the reward is {step.reward}; a reward must be a finite number"
+        return wrong
 
     yield from _first_problem(subject, problem)
 
@@ -69,15 +71,17 @@ def reward_components(subject: Subject) -> Iterator[str]:
     """The components of a reward sum to it."""
 
     def problem(step: Step) -> str | None:
-        return reward_problem(step) if math.isfinite(step.reward) else None
+        return None if info_problem(step.info) or number_problem(step.reward) else components_problem(step)
 
     yield from _first_problem(subject, problem)
 
 
 def one_ending(subject: Subject) -> Iterator[str]:
-    """A step is terminated or truncated, never both."""
+    """The flags are booleans, and a step is terminated or truncated, never both."""
 
     def problem(step: Step) -> str | None:
+        if wrong := flags_problem(step):
+            return wrong
         both = step.terminated and step.truncated
         return "terminated and truncated are both set; a task that has ended is only terminated" if both else None
 
@@ -88,6 +92,8 @@ def truncation_reason(subject: Subject) -> Iterator[str]:
     """A truncation says why, and only a truncation does."""
 
     def problem(step: Step) -> str | None:
+        if info_problem(step.info) or flags_problem(step):
+            return None  # other checks say so
         reason = step.info.get("truncation_reason")
         if step.truncated and reason is None:
             return "truncated without info['truncation_reason']; build the step with Step.truncation(..., reason=...)"
@@ -101,12 +107,12 @@ def truncation_reason(subject: Subject) -> Iterator[str]:
 
 
 def observations(subject: Subject) -> Iterator[str]:
-    """Observations are text, and the last one of an episode is there."""
+    """Observations are text that UTF-8 can encode, and the last one of an episode is there."""
 
     def problem(step: Step) -> str | None:
-        if not isinstance(step.observation, str):
-            return f"the observation is {step.observation!r}; it must be a string, at the end of an episode too"
-        if (step.terminated or step.truncated) and not step.observation:
+        if wrong := observation_problem(step.observation):
+            return wrong
+        if has_ended(step) and not step.observation:
             return "the final observation is missing; return what the policy would see next"
         return None
 
@@ -114,13 +120,15 @@ def observations(subject: Subject) -> Iterator[str]:
 
 
 def info_json(subject: Subject) -> Iterator[str]:
-    """`info` can be written as JSON."""
+    """`info` is a dict that can be written as JSON, and what the library reads in it is of the right type."""
 
     def problem(step: Step) -> str | None:
+        if wrong := info_problem(step.info):
+            return wrong
         for key, value in step.info.items():
             try:
-                json.dumps({key: value}, allow_nan=False)
-            except (TypeError, ValueError) as error:
+                json.dumps({key: value}, allow_nan=False, ensure_ascii=False).encode()
+            except (TypeError, ValueError, RecursionError) as error:
                 return f"info[{key!r}] is not JSON-serialisable ({error}); use plain numbers, strings, lists and dicts"
         return None
 

@@ -31,7 +31,7 @@ class CheckReport:
     Attributes:
         environment: Name of the environment.
         checks: Names of the checks that ran.
-        failures: Everything found, in the order of the checks.
+        failures: Everything found, in the order of the checks. As a string, each message is one line.
     """
 
     environment: str
@@ -56,4 +56,12 @@ class CheckReport:
     def __str__(self) -> str:
         passed = len(self.checks) - len(self.failed_checks)
         lines = [f"{self.environment}: {passed} of {len(self.checks)} checks passed"]
-        return "\n".join([*lines, *(f"  {failure.check}: {failure.message}" for failure in self.failures)])
+        # What was found again and again is one line: with the checks that found it, and how often where that is more.
+        found: dict[str, list[str]] = {}
+        for failure in self.failures:
+            found.setdefault(failure.message, []).append(failure.check)
+        for message, checks in found.items():
+            names = list(dict.fromkeys(checks))
+            times = f" ({len(checks)} times)" if len(checks) > len(names) else ""
+            lines.append(f"  {', '.join(names)}: {message}{times}")
+        return "\n".join(lines)

@@ -11,8 +11,10 @@ from typing import Any, cast
 from gymnasium.envs.registration import EnvSpec
 
 from envgym.env import Step, TextEnv
+from envgym.errors import ContractError
 from envgym.registry import make
 from envgym.wrappers import EpisodeGuard, MaxTurns, as_step
+from envgym.wrappers.step_contract import flags_problem, number_problem, reset_form_problem
 
 NUM_TURNS = 24
 """Turns that an episode of a check is played at most, unless it is a scripted player's."""
@@ -113,18 +115,28 @@ def _has_guard(env: Any) -> bool:
 
 def steps(env: TextEnv, actions: list[str], *, seed: int | None) -> Iterator[Step]:
     """The steps of an episode, up to its end or the last action. The reset comes first as a step without reward."""
-    observation, info = env.reset(seed=seed)
+    result = env.reset(seed=seed)
+    if problem := reset_form_problem(result):
+        raise ContractError(problem)
+    observation, info = result
     yield Step(observation, 0.0, False, False, info)
     for action in actions:
         step = as_step(env.step(action))
         yield step
-        if step.terminated or step.truncated:
+        if has_ended(step):
             return
+
+
+def has_ended(step: Step) -> bool:
+    """Whether a step ends the episode; flags that cannot even be asked are the business of the check of flags."""
+    return bool(flags_problem(step) or step.terminated or step.truncated)
 
 
 def record(step: Step) -> Record:
     """A step in a form that can be compared."""
-    plain = (step.observation, float(step.reward), bool(step.terminated), bool(step.truncated))
+    reward = step.reward if number_problem(step.reward) else float(step.reward)
+    flags = (step.terminated, step.truncated) if flags_problem(step) else (bool(step.terminated), bool(step.truncated))
+    plain = (step.observation, reward, *flags)
     return json.dumps(plain, default=repr), json.dumps(step.info, sort_keys=True, default=repr)
 
 

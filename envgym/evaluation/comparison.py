@@ -14,13 +14,11 @@ from envgym.evaluation.identity import differences
 from envgym.evaluation.metrics import paired_difference
 from envgym.evaluation.results import OVERALL
 from envgym.evaluation.results_folder import Results, read_results
+from envgym.evaluation.success import reporting, verdict
 from envgym.types import Trajectory
 
 Task = tuple[str, int]
-_MEASURES: dict[str, Callable[[Trajectory], float | None]] = {
-    "success": lambda trajectory: None if trajectory.success is None else float(trajectory.success),
-    "return": lambda trajectory: trajectory.total_reward,
-}
+Measure = Callable[[Trajectory], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +100,10 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
     groups = {env_id: [task for task in paired if task[0] == env_id] for env_id in env_ids}
     if len(env_ids) > 1:
         groups[OVERALL] = paired
+    measures = _measures(first, second)
     rows = []
     for env_id, tasks in groups.items():
-        for measure, read in _MEASURES.items():
+        for measure, read in measures.items():
             scores = [(_mean(tasks_a[task], read), _mean(tasks_b[task], read)) for task in tasks]
             known = [(x, y) for x, y in scores if x is not None and y is not None]
             if known:
@@ -131,7 +130,18 @@ def _by_task(results: Results) -> dict[Task, list[Trajectory]]:
     return dict(tasks)
 
 
-def _mean(attempts: list[Trajectory], read: Callable[[Trajectory], float | None]) -> float | None:
+def _measures(a: Results, b: Results) -> dict[str, Measure]:
+    """What is compared. One evaluation may be the only one in which an environment says what success is."""
+    known = reporting(record.trajectory for results in (a, b) for record in results.records.values())
+
+    def success(trajectory: Trajectory) -> float | None:
+        succeeded = verdict(trajectory, known)
+        return None if succeeded is None else float(succeeded)
+
+    return {"success": success, "return": lambda trajectory: trajectory.total_reward}
+
+
+def _mean(attempts: list[Trajectory], read: Measure) -> float | None:
     values = [value for value in map(read, attempts) if value is not None]
     return math.fsum(values) / len(values) if values else None
 

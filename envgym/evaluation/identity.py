@@ -31,19 +31,20 @@ def agent_identity(agent: Agent, kwargs: Mapping[str, Any], folder: Path | None)
     return identity if folder is None else {**identity, "model": _fingerprint(folder)}
 
 
-def env_identity(spec: EnvSpec, max_turns: int | None) -> dict[str, Any]:
+def env_identity(spec: EnvSpec, max_turns: int | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """How an environment is registered and limited, as JSON values.
 
     Args:
         spec: The registration.
         max_turns: Turn limit in place of the registered one.
+        kwargs: Arguments of the constructor, over the registered ones.
     """
     limits: dict[str, Any] = {}
     for wrapper in spec.additional_wrappers:
         limits |= {name: _plain(value) for name, value in (wrapper.kwargs or {}).items() if name != "tags"}
     if max_turns is not None:
         limits["max_turns"] = max_turns
-    return {"entry_point": _plain(spec.entry_point), "kwargs": _plain(spec.kwargs), **limits}
+    return {"entry_point": _plain(spec.entry_point), "kwargs": _plain({**spec.kwargs, **kwargs}), **limits}
 
 
 def differences(before: Any, now: Any, where: str = "") -> list[str]:

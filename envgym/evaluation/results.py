@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from envgym.evaluation.metrics import clustered_standard_error, pass_at_k, pass_hat_k
+from envgym.evaluation.rows import OVERALL, plain_table
+from envgym.evaluation.success import reporting, verdict
 from envgym.types import Trajectory
 
-OVERALL = "overall"
-"""In place of the environment's id in a report over several environments."""
+__all__ = ["OVERALL", "EnvironmentReport", "Evaluation", "TokenUsage", "summarise"]
 
 _LISTED_FAILURES = 5
 
@@ -35,14 +36,15 @@ class TokenUsage:
 class EnvironmentReport:
     """How an agent did in one environment. Failed episodes are counted and otherwise left out.
 
-    A task is an environment and a seed; the attempts at it are one cluster of the standard errors.
+    A task is an environment and a seed; the attempts at it are one cluster of the standard errors. Where no episode has
+    finished, scores, means and shares are None. As a string it is a table.
 
     Attributes:
         env_id: The environment; "overall" in a report over several.
         agent: Name of the agent.
         episodes: Episodes that finished.
         failed: Episodes that an error ended; in none of the other numbers.
-        success: Share of successes among the episodes that say so; None where none does.
+        success: Share of successes, where the environment has a notion of success; see `evaluation.success`.
         success_error: Standard error of it, clustered by task.
         mean_return: Mean undiscounted sum of rewards of an episode.
         return_error: Standard error of it, clustered by task.
@@ -53,7 +55,7 @@ class EnvironmentReport:
         action_tokens: Mean number of sampled tokens; 0 for agents without tokens.
         action_errors: Mean number of turns whose action was in error.
         tasks: Tasks with a finished episode.
-        judged: Finished episodes that say whether they succeeded.
+        judged: Finished episodes of environments with a notion of success.
         component_errors: Standard error of each component, clustered by task.
         terminated: Share of the finished episodes that the task itself ended.
         truncated: Share of the finished episodes that were cut.
@@ -74,27 +76,27 @@ class EnvironmentReport:
     failed: int
     success: float | None
     success_error: float | None
-    mean_return: float
-    return_error: float
-    reward_per_turn: float
+    mean_return: float | None
+    return_error: float | None
+    reward_per_turn: float | None
     components: dict[str, float]
     endings: dict[str, float]
-    turns: float
-    action_tokens: float
-    action_errors: float
+    turns: float | None
+    action_tokens: float | None
+    action_errors: float | None
     tasks: int = 0
     judged: int = 0
     component_errors: dict[str, float] = field(default_factory=dict)
-    terminated: float = 0.0
-    truncated: float = 0.0
+    terminated: float | None = None
+    truncated: float | None = None
     failed_share: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
     pass_at_k: dict[int, float] = field(default_factory=dict)
     pass_at_k_error: dict[int, float] = field(default_factory=dict)
     pass_hat_k: dict[int, float] = field(default_factory=dict)
     pass_hat_k_error: dict[int, float] = field(default_factory=dict)
-    prompt_tokens: float = 0.0
-    seconds: float = field(default=0.0, compare=False)
+    prompt_tokens: float | None = None
+    seconds: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("pass_at_k", "pass_at_k_error", "pass_hat_k", "pass_hat_k_error"):
@@ -102,17 +104,17 @@ class EnvironmentReport:
             object.__setattr__(self, name, {int(k): value for k, value in getattr(self, name).items()})
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by name, for logs. What is measured in seconds is not among them."""
-        flat = {
+        """The numbers by name, for logs; those that are None, and what is measured in seconds, are not among them."""
+        scores = {
             "return": self.mean_return,
             "reward_per_turn": self.reward_per_turn,
             "turns": self.turns,
             "action_tokens": self.action_tokens,
             "action_errors": self.action_errors,
             "failed": float(self.failed),
+            "success": self.success,
         }
-        if self.success is not None:
-            flat["success"] = self.success
+        flat = {name: value for name, value in scores.items() if value is not None}
         for k in self.pass_at_k:
             if k > 1:  # for k = 1 both are the share of successes
                 flat |= {f"pass@{k}": self.pass_at_k[k], f"pass^{k}": self.pass_hat_k[k]}
@@ -123,9 +125,12 @@ class EnvironmentReport:
         """All fields; `EnvironmentReport(**report.as_dict())` is an equal report, also after a way through JSON."""
         return dataclasses.asdict(self)
 
+    def __str__(self) -> str:
+        return plain_table(self.agent, {self.env_id: self})
+
 
 class Evaluation(dict[str, EnvironmentReport]):
-    """Reports by environment id, in the order in which the environments were given.
+    """Reports by environment id, in the order in which the environments were given. As a string it is a table.
 
     Attributes:
         overall: The report over all episodes of all environments.
@@ -134,6 +139,13 @@ class Evaluation(dict[str, EnvironmentReport]):
     def __init__(self, reports: dict[str, EnvironmentReport], overall: EnvironmentReport) -> None:
         super().__init__(reports)
         self.overall = overall
+
+    def columns(self) -> dict[str, EnvironmentReport]:
+        """What a table shows side by side: the reports, and the overall one where there are several."""
+        return {**self, OVERALL: self.overall} if len(self) > 1 else dict(self)
+
+    def __str__(self) -> str:
+        return plain_table(self.overall.agent, self.columns())
 
 
 def summarise(
@@ -155,8 +167,8 @@ def summarise(
     finished = [t for t, _ in pairs]
     tokens = [_tokens(t) if usage is None else usage for t, usage in pairs]
     count = len(finished)
-    judged = [t for t in finished if t.success is not None]
-    successes = [float(bool(t.success)) for t in judged]
+    judged = _judged(finished)
+    successes = [float(succeeded) for _, succeeded in judged]
     returns = [t.total_reward for t in finished]
     names = sorted({name for t in finished for turn in t.turns for name in turn.reward_components})
     totals = [t.reward_components for t in finished]
@@ -167,8 +179,8 @@ def summarise(
     tasks = [_task(t) for t in finished]
     at_k, hat_k = _by_k(judged, pass_at_k), _by_k(judged, pass_hat_k)
 
-    def mean(values: Sequence[float]) -> float:
-        return math.fsum(values) / count if count else 0.0
+    def mean(values: Sequence[float]) -> float | None:
+        return math.fsum(values) / count if count else None
 
     return EnvironmentReport(
         env_id=env_id,
@@ -176,11 +188,11 @@ def summarise(
         episodes=count,
         failed=len(trajectories) - count,
         success=math.fsum(successes) / len(judged) if judged else None,
-        success_error=clustered_standard_error(successes, [_task(t) for t in judged]) if judged else None,
+        success_error=clustered_standard_error(successes, [task for task, _ in judged]) if judged else None,
         mean_return=mean(returns),
-        return_error=clustered_standard_error(returns, tasks) if count else 0.0,
-        reward_per_turn=math.fsum(returns) / num_turns if num_turns else 0.0,
-        components={name: mean(values) for name, values in components.items()},
+        return_error=clustered_standard_error(returns, tasks) if count else None,
+        reward_per_turn=math.fsum(returns) / num_turns if num_turns else None,
+        components={name: math.fsum(values) / count for name, values in components.items()},
         endings={name: number / count for name, number in sorted(endings.items())},
         turns=mean([len(t.turns) for t in finished]),
         action_tokens=mean([used.action_tokens for used in tokens]),
@@ -215,10 +227,19 @@ def _tokens(trajectory: Trajectory) -> TokenUsage:
     return TokenUsage(prompt, trajectory.num_action_tokens)
 
 
-def _by_k(judged: Sequence[Trajectory], estimator: Callable[[int, int, int], float]) -> list[tuple[int, list[float]]]:
+def _judged(finished: Sequence[Trajectory]) -> list[tuple[Hashable, bool]]:
+    """Task and verdict of every episode that has one."""
+    known = reporting(finished)
+    verdicts = ((_task(trajectory), verdict(trajectory, known)) for trajectory in finished)
+    return [(task, succeeded) for task, succeeded in verdicts if succeeded is not None]
+
+
+def _by_k(
+    judged: Iterable[tuple[Hashable, bool]], estimator: Callable[[int, int, int], float]
+) -> list[tuple[int, list[float]]]:
     """For k from 1 to the most attempts at a task: the estimates of all tasks with at least k attempts."""
     attempts: dict[Hashable, list[bool]] = defaultdict(list)
-    for trajectory in judged:
-        attempts[_task(trajectory)].append(bool(trajectory.success))
+    for task, succeeded in judged:
+        attempts[task].append(succeeded)
     most = max(map(len, attempts.values()), default=0)
     return [(k, [estimator(len(a), sum(a), k) for a in attempts.values() if len(a) >= k]) for k in range(1, most + 1)]

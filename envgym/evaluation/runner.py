@@ -12,13 +12,18 @@ import numpy as np
 from envgym.agent import Agent, Player
 from envgym.agent_registry import list_agents, make_agent
 from envgym.env import TextEnv
+from envgym.errors import EnvGymError, UnplayableError
 from envgym.evaluation.identity import agent_identity, env_identity
 from envgym.evaluation.results import Evaluation, TokenUsage
 from envgym.evaluation.results_folder import EpisodeKey, EpisodeRecord, ResultsFolder, evaluation_of
 from envgym.registry import make, spec
-from envgym.rollout.collector import Collector, EpisodeRequest
+from envgym.rollout.collector import STEP_TIMEOUT_S, Collector, EpisodeRequest
 from envgym.rollout.episode import FunctionAgent
 from envgym.types import Trajectory
+
+MOST_EPISODES = 1_000_000
+"""Of one evaluation: they are all in memory at its end."""
+MOST_SEED = 2**63
 
 
 def evaluate(
@@ -32,12 +37,15 @@ def evaluate(
     max_turns: int | None = None,
     results: str | Path | None = None,
     agent_kwargs: Mapping[str, Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    step_timeout_s: float | None = STEP_TIMEOUT_S,
     on_episode: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
     """Plays `episodes` tasks of each environment, `attempts` times each, and reports by environment.
 
     Task i has the environment seed `seed + i`; every attempt has randomness of its own on the agent's side, which
-    depends on seed and attempt alone. An episode that fails is counted in the report and not scored.
+    depends on seed and attempt alone. An episode that fails is counted in the report and not scored, also one whose
+    first prompt does not fit the agent's context.
 
     With a `results` folder every episode is on disk as soon as it ends. What the folder holds already is not played
     again, so that the same call after an interruption goes on where it was; failed episodes are. More episodes,
@@ -53,14 +61,18 @@ def evaluate(
         max_turns: Turn limit in place of the registered one.
         results: Folder of the results; see `envgym.evaluation.results_folder`. None keeps them in memory only.
         agent_kwargs: Arguments for the constructor of an agent that is given by name or folder.
+        env_kwargs: Arguments for the constructor of every environment, over the registered ones.
+        step_timeout_s: Seconds that one reset or step of an environment may take, after which its episode has failed;
+            None is no limit. See `Collector`.
         on_episode: Called with each episode: first those the results folder holds, then each as it ends.
 
     Returns:
         One report for each environment, in the given order, by the given id; `.overall` is over all of them.
 
     Raises:
-        ValueError: An id is unknown or given twice, a number is too low, the agent cannot play an environment, or the
-            results folder belongs to other settings.
+        ValueError: An id is unknown or given twice, a number is too low, an environment does not take an argument, the
+            agent cannot play an environment (or not one first prompt fits its context), or the results folder belongs
+            to other settings.
     """
     if episodes < 1 or attempts < 1 or concurrency < 1:
         raise ValueError(
@@ -71,10 +83,25 @@ def evaluate(
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     names = [env_ids] if isinstance(env_ids, str) else list(env_ids)
+    if (total := episodes * attempts * len(names)) > MOST_EPISODES:
+        raise ValueError(f"one evaluation plays at most {MOST_EPISODES:,} episodes, these are {total:,}; ask for fewer")
+    if seed + episodes > MOST_SEED:
+        raise ValueError(f"seeds must be below 2**63, got {seed}")
     specs = {name: spec(name) for name in names}
     if len({entry.id for entry in specs.values()}) < len(names) or not names:
         raise ValueError(f"name each environment once and at least one; got {', '.join(names) or 'none'}")
     player, folder = _agent(agent, dict(agent_kwargs or {}))
+
+    def make_env(name: str) -> Callable[[], TextEnv]:
+        return lambda: make(name, max_turns=max_turns, **(env_kwargs or {}))
+
+    for name in names:  # what the caller got wrong is found before the first of them is played, or a folder written
+        try:
+            make_env(name)().close()
+        except (EnvGymError, ImportError, ValueError):
+            raise
+        except Exception:
+            continue  # the episodes that need it fail, and say why
     wanted = {
         name: [EpisodeKey(entry.id, seed + task, attempt) for task in range(episodes) for attempt in range(attempts)]
         for name, entry in specs.items()
@@ -84,7 +111,7 @@ def evaluate(
         store: ResultsFolder | None = None
         if results is not None:
             identity = agent_identity(player, agent_kwargs or {}, folder)
-            environments = {entry.id: env_identity(entry, max_turns) for entry in specs.values()}
+            environments = {entry.id: env_identity(entry, max_turns, env_kwargs or {}) for entry in specs.values()}
             store = stack.enter_context(ResultsFolder(results, identity, environments))
             keys = [key for keys in wanted.values() for key in keys]
             records = {key: store.records[key] for key in keys if key in store.records and store.records[key].finished}
@@ -101,7 +128,12 @@ def evaluate(
 
         for name, keys in wanted.items():
             missing = [key for key in keys if key not in records]
-            _play(player, name, missing, keep, concurrency=concurrency, max_turns=max_turns)
+            collector = Collector(
+                make_env(name), concurrency=concurrency, step_timeout_s=step_timeout_s, env_id=specs[name].id
+            )
+            unplayable = _play(player, collector, missing, keep)
+            if unplayable is not None and not any(records[key].finished for key in keys):
+                raise unplayable
     return evaluation_of({name: entry.id for name, entry in specs.items()}, player.name, records.values())
 
 
@@ -121,23 +153,23 @@ def _agent(agent: Agent | str | Callable[[str], str], kwargs: dict[str, Any]) ->
 
 def _play(
     agent: Agent,
-    env_id: str,
+    collector: Collector,
     keys: Sequence[EpisodeKey],
     keep: Callable[[EpisodeRecord], None],
-    *,
-    concurrency: int,
-    max_turns: int | None,
-) -> None:
-    """Plays the episodes of one environment and hands over each as it ends, failed ones too."""
+) -> UnplayableError | None:
+    """Plays the episodes of one environment and hands over each as it ends, failed ones too.
+
+    Returns:
+        Why not a single one could be played, where that is so.
+    """
     requests = [EpisodeRequest(seed=key.seed, agent_seed=_agent_seed(key)) for key in keys]
     metered = _Metered(agent)
 
     def on_episode(index: int, trajectory: Trajectory) -> None:
         keep(EpisodeRecord(keys[index], trajectory, metered.take_usage(requests[index].agent_seed)))
 
-    collector = Collector(lambda: make(env_id, max_turns=max_turns), concurrency=concurrency)
     try:
-        collector.collect(metered, requests, on_episode=on_episode, allow_missing=True)
+        return collector.collect(metered, requests, on_episode=on_episode, allow_missing=True).unplayable
     finally:
         collector.close()
 

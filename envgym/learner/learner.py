@@ -21,6 +21,7 @@ from envgym.learner.kl import AdaptiveKL, kl_estimate
 from envgym.learner.losses import policy_loss, value_loss
 from envgym.learner.metrics import MetricSums, all_reduce_sum
 from envgym.learner.model import Actor, Critic
+from envgym.learner.offload import move_state
 from envgym.learner.optimizer import Optimizer
 from envgym.learner.samples import Batch, Sample, collate
 from envgym.learner.sharding import copy_parameters, shard
@@ -119,6 +120,17 @@ class Learner:
         if self.reference is not None:
             copy_parameters(self.actor, self.reference)
         self.critic.init_head(self.config.critic.head_init, seed=self.config.seed)
+
+    def move_to(self, device: torch.device, *, but_actor: bool = False) -> None:
+        """Takes all training state to the CPU, or back to `self.device`; see `envgym.learner.offload`.
+
+        Args:
+            device: Where to.
+            but_actor: Leave the policy's weights where they are, for example to send them elsewhere.
+        """
+        modules = [None if but_actor else self.actor, self.critic, self.reference]
+        optimizers = [self.actor_optimizer.adam, self.critic_optimizer.adam]
+        move_state([module for module in modules if module is not None], optimizers, device)
 
     # -- one iteration ------------------------------------------------------------------------------------------------
 

@@ -118,13 +118,14 @@ def common_prefix(a: list[int], b: list[int]) -> int:
     return next(i for i in range(shorter) if a[i] != b[i])
 
 
-def shared_prefix(session: Session, prompt: list[int], vocab_size: int) -> int:
-    """How many leading tokens of a prompt equal the session's; the others are checked to be in the vocabulary.
+def shared_prefix(known: list[int], prompt: list[int], vocab_size: int) -> int:
+    """How many leading tokens of a prompt equal the session's known ones; the others are checked to be in the
+    vocabulary.
 
     Raises:
         ValueError: A token id is not in [0, vocab_size).
     """
-    shared = common_prefix(session.tokens, prompt)
+    shared = common_prefix(known, prompt)
     new = prompt[shared:]
     if new and (min(new) < 0 or max(new) >= vocab_size):
         bad = next(token for token in new if not 0 <= token < vocab_size)

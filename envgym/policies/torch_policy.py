@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -160,6 +160,12 @@ class TorchPolicy:
             self._notify()
             raise
 
+    def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Compares names and shapes with those of this model; see `WeightReceiver`."""
+        for name, shape in shapes.items():
+            self._check_parameter(name, shape)
+        self._check_complete(shapes.keys())
+
     def begin_update(self) -> None:
         """Stops sampling until `end_update`; see `WeightReceiver`."""
         if self._staged is not None:
@@ -176,17 +182,10 @@ class TorchPolicy:
         """
         staged = self._staging()
         for name, tensor in bucket:
-            shape = self._parameter_shapes.get(name)
-            if shape is None and name == "lm_head.weight":
-                continue  # tied: the embedding is what counts
-            if shape is None:
-                self._abandon(
-                    f"unknown parameter '{name}': it is not in this model; send the state dict of the same architecture"
-                )
+            if not self._check_parameter(name, tuple(tensor.shape)):
+                continue
             if name in staged:
                 self._abandon(f"parameter '{name}' arrived twice in one update; send each once")
-            if tuple(tensor.shape) != shape:
-                self._abandon(f"parameter '{name}' has shape {tuple(tensor.shape)}, expected {shape}; send it whole")
             staged[name] = tensor.detach().to(device=self._device, dtype=self._dtype, copy=True)
 
     def end_update(self, version: int) -> None:
@@ -195,22 +194,43 @@ class TorchPolicy:
         All caches are dropped. When a parameter is missing the update is abandoned, and the old weights go on sampling.
         """
         staged = self._staging()
-        missing = self._parameter_shapes.keys() - staged.keys()
-        if missing:
-            self._abandon(f"{len(missing)} parameters did not arrive (the first is '{min(missing)}'); send all of them")
+        self._check_complete(staged.keys())
         weights = fuse(self._engine.decoder.shape, staged, dtype=self._dtype, device=self._device)
         self._engine.replace_weights(weights, version)
         self._staged = None
         self._notify()
+
+    def abort_update(self) -> None:
+        """Gives up an update; the old weights go on sampling."""
+        if self._staged is not None:
+            self._staged = None
+            self._notify()
+
+    def _check_parameter(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether a parameter is held under its own name; it is not where it is tied and the embedding counts."""
+        held = self._parameter_shapes.get(name)
+        if held is None and name == "lm_head.weight":
+            return False
+        if held is None:
+            self._abandon(
+                f"unknown parameter '{name}': it is not in this model; send the state dict of the same architecture"
+            )
+        if shape != held:
+            self._abandon(f"parameter '{name}' has shape {shape}, expected {held}; send it whole")
+        return True
+
+    def _check_complete(self, names: Set[str]) -> None:
+        missing = self._parameter_shapes.keys() - names
+        if missing:
+            self._abandon(f"{len(missing)} parameters did not arrive (the first is '{min(missing)}'); send all of them")
 
     def _staging(self) -> dict[str, torch.Tensor]:
         if self._staged is None:
             raise WeightSyncError("no weight update is under way; call begin_update first")
         return self._staged
 
-    def _abandon(self, problem: str) -> None:
-        self._staged = None
-        self._notify()
+    def _abandon(self, problem: str) -> NoReturn:
+        self.abort_update()
         raise WeightSyncError(f"Weight update abandoned, version {self.version} stays: {problem}.")
 
     def _request(self, prompt: list[int], sampling: SamplingParams, session: int) -> Request:
@@ -227,7 +247,7 @@ class TorchPolicy:
                 f"a prompt of {len(prompt)} tokens leaves no room in the context of {self._context_length}; "
                 f"end the episode, or shorten the prompt to at most {self._context_length - 1} tokens"
             )
-        shared = shared_prefix(owner, prompt, self.vocab_size)
+        shared = shared_prefix(owner.tokens, prompt, self.vocab_size)
         return Request(
             session=owner,
             prompt=prompt,

@@ -6,22 +6,28 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from envgym.agent import Agent
 from envgym.env import TextEnv
-from envgym.errors import CollectionError
-from envgym.rollout.episode import play_episode
+from envgym.errors import CollectionError, PromptLengthError, StepTimeoutError, UnplayableError
+from envgym.rollout.episode import env_id_of, failed_episode, play_episode
 from envgym.rollout.loop import run_to_end
+from envgym.rollout.threads import WorkerThreads
 from envgym.types import Trajectory
 
-MAX_ATTEMPTS = 3
-"""How often an episode is tried before it is given up, each time with another seed."""
+STEP_TIMEOUT_S = 600.0
+"""How long one reset or step may take: longer than any tool call should, and short of losing a night to a hang."""
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long closing waits for environment steps that are under way."""
+"""How long closing an environment may take."""
+GRACE_S = 2.0
+"""How long closing the collector waits for calls that were interrupted."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+"""Pause before the third replacement of an episode, doubled before each further one: a failure that goes by itself (a
+service that restarts) must not use up all attempts in an instant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +53,32 @@ class Collection:
         trajectories: One finished episode for each request, in the order of the requests.
         failed: Episodes that failed and were replaced, or that failed for good.
         missing: Indices of the requests whose episodes failed for good.
+        unplayable: Where every episode failed because its first prompt did not fit the agent's context: that error.
     """
 
     trajectories: tuple[Trajectory, ...]
     failed: tuple[Trajectory, ...] = ()
     missing: tuple[int, ...] = ()
+    unplayable: UnplayableError | None = None
 
 
 class Collector:
     """Plays requested episodes concurrently, in environments it makes once and keeps.
 
+    An environment is called by one thread at a time, though not always by the same one. One that raised is closed and
+    replaced. So is one whose reset or step takes longer than `step_timeout_s`, but Python cannot interrupt a thread: it
+    is left behind, and closes its environment itself once the step returns, if ever, since closing an environment
+    while it is stepped could crash the process. Such threads hold no place of another and end with the interpreter.
+
     Args:
-        make_env: Makes one environment; called at most `concurrency` times.
-        concurrency: Most episodes that run at the same time.
+        make_env: Makes one environment; called once for each of at most `concurrency`, and for each replacement. Where
+            one cannot be made, the episode it was for fails and the next one tries again.
+        concurrency: Most episodes that run at the same time, and most threads in which agents act that block.
         num_threads: Worker threads for environment steps.
         overlong_penalty: Taken off the reward of a turn that is cut at its token limit.
+        step_timeout_s: Seconds that one reset or step may take; None is no limit.
+        env_id: What to record of episodes whose environment could not be made, the first of all included; empty takes
+            it from the first one, which then must succeed.
 
     Raises:
         ValueError: A number is below 1.
@@ -74,15 +91,21 @@ class Collector:
         concurrency: int = 256,
         num_threads: int = 8,
         overlong_penalty: float = 0.0,
+        step_timeout_s: float | None = STEP_TIMEOUT_S,
+        env_id: str = "",
     ) -> None:
         if concurrency < 1 or num_threads < 1:
             raise ValueError(f"concurrency and num_threads must be at least 1, got {concurrency} and {num_threads}")
+        if step_timeout_s is not None and not step_timeout_s > 0:
+            raise ValueError(f"step_timeout_s must be positive, or None for no limit, got {step_timeout_s}")
         self._make_env = make_env
         self._concurrency = concurrency
         self.overlong_penalty = overlong_penalty
-        self._running: set[Future[tuple[Any, Exception | None]]] = set()
+        self.step_timeout_s = step_timeout_s
+        self.env_id = env_id
         self._envs: list[TextEnv] = []
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="envgym-env")
+        self._stepping = WorkerThreads(num_threads, "envgym-env")
+        self._acting = WorkerThreads(concurrency, "envgym-agent")
 
     def collect(
         self,
@@ -94,7 +117,8 @@ class Collector:
     ) -> Collection:
         """Plays all requested episodes.
 
-        A failed episode is recorded, never scored, and replaced by one with the next spare seed.
+        A failed episode is recorded, never scored, and replaced by one with the next spare seed. So is one whose first
+        prompt does not fit the agent's context; only where none fits is that an error of the whole collection.
 
         Args:
             agent: What plays.
@@ -104,64 +128,83 @@ class Collector:
 
         Raises:
             CollectionError: An episode failed and so did all its replacements.
-            ValueError: The agent cannot play this environment.
+            UnplayableError: The same, and every episode so far failed because its first prompt is too long.
+            ValueError: The agent says that it cannot play this environment.
+            Exception: What the constructor of the first environment raised, unless `env_id` is given.
         """
-        return run_to_end(_Run(self, agent, requests, on_episode, allow_missing).collect())
+        return run_to_end(self.collecting(agent, requests, on_episode=on_episode, allow_missing=allow_missing))
 
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Awaits a blocking function in a worker thread.
+    async def collecting(
+        self,
+        agent: Agent,
+        requests: Sequence[EpisodeRequest],
+        *,
+        on_episode: Callable[[int, Trajectory], None] | None = None,
+        allow_missing: bool = False,
+    ) -> Collection:
+        """`collect` as a coroutine; a cancelled one leaves its episodes unfinished and the collector as good as new."""
+        return await _Run(self, agent, requests, on_episode, allow_missing).collect()
+
+    async def call(self, function: Callable[..., Any], *args: Any, late: Callable[[Any], Any] | None = None) -> Any:
+        """Awaits a blocking call into an environment; see `WorkerThreads.call`.
 
         Raises:
-            Exception: What the function raised. What an event loop would take for its own (StopIteration, a
-                cancellation, an exit) comes as a RuntimeError.
+            StepTimeoutError: It takes longer than `step_timeout_s`.
         """
-        future = self._threads.submit(_outcome, function, *args)
-        self._running.add(future)
-        future.add_done_callback(self._running.discard)
-        result, error = await asyncio.wrap_future(future)
-        if error is not None:
-            raise error
-        return result
+        return await self._stepping.call(function, *args, limit_s=self.step_timeout_s, late=late)
 
-    def borrow_envs(self, count: int) -> list[TextEnv]:
-        """At least `count` environments, made where there are too few."""
+    async def call_agent(
+        self, function: Callable[..., Any], *args: Any, late: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Awaits an agent that blocks, in threads of its own: however slow it is, environments go on."""
+        return await self._acting.call(function, *args, late=late)
+
+    def borrow_envs(self, count: int) -> list[TextEnv | None]:
+        """As many environments, made where there are too few; None for each that could not be made.
+
+        Raises:
+            Exception: What the constructor raised, where not one could be made yet and nobody said which it is.
+        """
         while len(self._envs) < count:
-            self._envs.append(self._make_env())
-        return self._envs[:count]
+            try:
+                self._envs.append(self._make_env())
+                self.env_id = self.env_id or env_id_of(self._envs[0])
+            except Exception:
+                if not self.env_id:
+                    raise
+                break
+        return [*self._envs[:count], *[None] * (count - len(self._envs))]
+
+    async def new_env(self) -> TextEnv:
+        """One more environment, made in a worker thread."""
+        env = await self.call(self._make_env, late=_close)
+        self._envs.append(env)
+        return env
+
+    def forget_env(self, env: TextEnv) -> None:
+        """Uses an environment no more: what state it is in, nobody knows."""
+        self._envs.remove(env)
+
+    async def close_env(self, env: TextEnv) -> None:
+        """Closes an environment that has failed already; an error or a hang there changes nothing."""
+        with contextlib.suppress(Exception):
+            await self._stepping.call(env.close, limit_s=CLOSE_TIMEOUT_S)
 
     @property
     def concurrency(self) -> int:
         return self._concurrency
 
-    def replace_env(self, env: TextEnv) -> TextEnv:
-        """A new environment in the place of one that raised: what state it is in, nobody knows."""
-        fresh = self._make_env()
-        self._envs[self._envs.index(env)] = fresh
-        with contextlib.suppress(Exception):  # it has failed already, and is recorded as failed
-            env.close()
-        return fresh
-
     def close(self) -> None:
-        """Closes the environments and ends the threads."""
-        for env in self._envs:
-            with contextlib.suppress(Exception):  # its episodes are over; what they gave must not be lost
-                env.close()
+        """Closes the environments and ends the threads. A close that hangs or raises keeps nothing from being done."""
+        self._stepping.run_all([env.close for env in self._envs], limit_s=CLOSE_TIMEOUT_S)
         self._envs.clear()
-        # A step that hangs must not keep what follows from being done.
-        hanging = wait(set(self._running), timeout=CLOSE_TIMEOUT_S).not_done
-        self._threads.shutdown(wait=not hanging, cancel_futures=True)
+        for threads in (self._stepping, self._acting):
+            threads.close(grace_s=GRACE_S)
 
 
-def _outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
-    """What a function returned or raised, in a form that crosses from a thread to an event loop unchanged."""
-    try:
-        return function(*args), None
-    except (StopIteration, CancelledError, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
-        stand_in = RuntimeError(f"{type(error).__name__}: {error}")
-        stand_in.__cause__ = error
-        return None, stand_in.with_traceback(error.__traceback__)
-    except Exception as error:
-        return None, error
+def _close(env: TextEnv | None) -> None:
+    if env is not None:
+        env.close()
 
 
 @dataclass(slots=True)
@@ -177,11 +220,12 @@ class _Run:
     finished: dict[int, Trajectory] = field(default_factory=dict)
     failed: list[tuple[int, int, Trajectory]] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
+    too_long: list[PromptLengthError] = field(default_factory=list)
 
     async def collect(self) -> Collection:
         envs = self.collector.borrow_envs(min(self.collector.concurrency, len(self.requests)))
         # Every worker announces its first episode before any starts, and its next one before its last has closed.
-        slots = [_Slot(env, self.agent) for env in envs]
+        slots = [_Slot(self.collector, env, self.agent) for env in envs]
         try:
             async with asyncio.TaskGroup() as workers:
                 for slot in slots:
@@ -191,12 +235,15 @@ class _Run:
         finally:
             for slot in slots:
                 slot.release()
+                if slot.env is not None and slot.left:  # interrupted in mid-step: its thread closes it
+                    self.collector.forget_env(slot.env)
         assert len(self.finished) + len(self.missing) == len(self.requests), "an episode was lost"
         order = sorted(self.failed, key=lambda entry: entry[:2])
         return Collection(
             tuple(self.finished[index] for index in sorted(self.finished)),
             tuple(trajectory for _, _, trajectory in order),
             tuple(sorted(self.missing)),
+            self._unplayable(),
         )
 
     async def _work(self, slot: _Slot) -> None:
@@ -204,30 +251,58 @@ class _Run:
             index = self.next_index
             self.next_index += 1
             request = self.requests[index]
+            breakdowns = 0
             for attempt, seed in enumerate((request.seed, *request.spare_seeds)):
-                trajectory = await play_episode(
-                    slot.env,
-                    self.agent,
-                    seed=seed,
-                    agent_seed=request.agent_seed + (attempt << 40),
-                    call=self.collector.call,
-                    overlong_penalty=self.collector.overlong_penalty,
-                    after_start=slot.release,
-                    before_close=slot.announce,
-                )
+                if (pause := _pause(breakdowns)) > 0:
+                    await asyncio.sleep(pause)
+                trajectory = await self._play(slot, seed, request.agent_seed + (attempt << 40))
                 if self.on_episode is not None:
                     self.on_episode(index, trajectory)
                 if trajectory.failure is None:
                     self.finished[index] = trajectory
                     break
                 self.failed.append((index, attempt, trajectory))
-                slot.env = self.collector.replace_env(slot.env)
+                if not slot.too_long:
+                    breakdowns += 1
+                    await slot.drop_env()
             else:
                 self._give_up(index)
         slot.release()
 
+    async def _play(self, slot: _Slot, seed: int, agent_seed: int) -> Trajectory:
+        """Plays one episode; whatever belongs to this episode alone is its failure."""
+        slot.too_long = False
+        try:
+            if slot.env is None:
+                slot.env = await self.collector.new_env()
+        except Exception as error:
+            return failed_episode(slot.env_id, seed, error)
+        try:
+            return await play_episode(
+                slot.env,
+                self.agent,
+                seed=seed,
+                agent_seed=agent_seed,
+                call=slot.call,
+                call_agent=self.collector.call_agent,
+                overlong_penalty=self.collector.overlong_penalty,
+                after_start=slot.release,
+                before_close=slot.announce,
+            )
+        except PromptLengthError as error:
+            slot.too_long = True
+            self.too_long.append(error)
+            return failed_episode(slot.env_id, seed, error)
+
+    def _unplayable(self) -> UnplayableError | None:
+        """The error of a first prompt, where every episode so far failed because of that."""
+        every = len(self.too_long) == len(self.failed) and not self.finished
+        return self.too_long[0] if self.too_long and every else None
+
     def _give_up(self, index: int) -> None:
         if not self.allow_missing:
+            if (error := self._unplayable()) is not None:
+                raise error
             commonest, count = Counter(str(trajectory.failure) for _, _, trajectory in self.failed).most_common(1)[0]
             raise CollectionError(
                 f"episode {index} failed {1 + len(self.requests[index].spare_seeds)} times in a row; "
@@ -236,14 +311,54 @@ class _Run:
         self.missing.append(index)
 
 
-class _Slot:
-    """A worker's environment, and its announcement to the agent that another episode is about to start."""
+def _pause(breakdowns: int) -> float:
+    """Seconds to wait before the next attempt at an episode that failed so often."""
+    return 0.0 if breakdowns < 3 else min(FIRST_PAUSE_S * 2 ** min(breakdowns - 3, 16), LONGEST_PAUSE_S)
 
-    def __init__(self, env: TextEnv, agent: Agent) -> None:
+
+class _Slot:
+    """A worker's environment, and its announcement to the agent that another episode is about to start.
+
+    Attributes:
+        env: The environment; None until a replacement has been made.
+        env_id: Its id.
+        left: Whether a thread is still in it, left behind.
+        too_long: Whether the last episode failed because its first prompt was too long; the environment is sound.
+    """
+
+    def __init__(self, collector: Collector, env: TextEnv | None, agent: Agent) -> None:
+        self.collector = collector
         self.env = env
+        self.env_id = collector.env_id
+        self.left = False
+        self.too_long = False
         self._agent = agent
         self._release: Callable[[], None] | None = None
         self.announce()
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Awaits a call into the environment. Its thread closes the environment where it is left behind in it."""
+        env = self.env
+        self.left = True
+        try:
+            result = await self.collector.call(function, *args, late=lambda _: _close(env))
+        except (StepTimeoutError, asyncio.CancelledError):
+            raise
+        except BaseException:
+            self.left = False
+            raise
+        self.left = False
+        return result
+
+    async def drop_env(self) -> None:
+        """Lets go of an environment that failed; the next episode makes another."""
+        env, self.env = self.env, None
+        left, self.left = self.left, False
+        if env is None:
+            return
+        self.collector.forget_env(env)
+        if not left:
+            await self.collector.close_env(env)
 
     def announce(self) -> None:
         if self._release is None:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import copy
 import dataclasses
 import inspect
 import json
+import math
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from envgym.agent import Action, Agent, Player, PromptTooLong
+from envgym.agent import Agent, Player, PromptTooLong
 from envgym.env import Step, TextEnv
-from envgym.errors import UnplayableError
+from envgym.errors import RewardError, StepTimeoutError, UnplayableError
 from envgym.registry import make
+from envgym.rollout.action import as_action, as_token_ids
 from envgym.rollout.loop import run_to_end
-from envgym.types import Completion, Trajectory, TruncationReason, Turn
+from envgym.types import Trajectory, TruncationReason, Turn
 from envgym.wrappers import EpisodeGuard, MaxTurns
 
 Call = Callable[..., Awaitable[Any]]
-"""Awaits a blocking function: `await call(function, *args)`."""
+"""Awaits a blocking function: `await call(function, *args)`. One for agents takes `late`: see `WorkerThreads.call`."""
 
 _CUTS = {"length": TruncationReason.RESPONSE_LENGTH, "context": TruncationReason.CONTEXT_OVERFLOW}
-_NO_TOKENS = Completion(token_ids=(), logprobs=(), finish_reason="stop")
 
 
 @dataclass(slots=True)
@@ -38,6 +41,9 @@ class _Record:
 
     def ended(self, **ending: Any) -> Trajectory:
         return Trajectory(self.env_id, self.seed, tuple(self.turns), options=self.options, **ending)
+
+    def failed(self, error: BaseException) -> Trajectory:
+        return self.ended(terminated=False, truncated=False, failure=_describe(error))
 
 
 def run_episode(
@@ -53,21 +59,22 @@ def run_episode(
         env: An environment, or the id of a registered one (made and closed here).
         agent: An agent, or a function from an observation to an action.
         seed: Seed of the environment's reset and of the agent's own randomness.
-        options: Options for the environment's reset.
+        options: Options for the environment's reset; JSON values.
 
     Returns:
         The trajectory. An environment or agent that raised leaves one whose `failure` says what happened.
 
     Raises:
-        ValueError: The id is unknown, or the agent cannot play this environment.
+        ValueError: The id is unknown, the options are no JSON values, the agent says that it cannot play this
+            environment, or the first prompt does not fit its context.
     """
     made = make(env) if isinstance(env, str) else env
     if made.unwrapped is made:  # bare: its turn limit and the contract hold all the same
         made = cast(TextEnv, EpisodeGuard(MaxTurns(made)))
     player_of = agent if isinstance(agent, Agent) else FunctionAgent(agent)
 
-    async def call(function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
+    async def call(function: Callable[..., Any], *args: Any, late: Any = None) -> Any:
+        return function(*args)  # here, where nothing else waits: an interrupt reaches it, and a time limit would not
 
     try:
         return run_to_end(play_episode(made, player_of, seed=seed, options=options, call=call))
@@ -82,6 +89,7 @@ async def play_episode(
     *,
     seed: int,
     call: Call,
+    call_agent: Call | None = None,
     agent_seed: int | None = None,
     options: Mapping[str, Any] | None = None,
     overlong_penalty: float = 0.0,
@@ -95,6 +103,8 @@ async def play_episode(
         agent: What plays.
         seed: Seed of the environment's reset.
         call: How blocking calls into the environment are awaited.
+        call_agent: How `act` is awaited of players that block; `call` when None. It is never called again for a player
+            before it is back, so that one player is in one thread at a time.
         agent_seed: Seed of the agent's own randomness; `seed` when None.
         options: Options for the environment's reset.
         overlong_penalty: Taken off the reward of a turn that is cut at its token limit, as the component "overlong".
@@ -102,31 +112,91 @@ async def play_episode(
         before_close: Called before that player is closed.
 
     Raises:
-        ValueError: The agent cannot play this environment, or not even the first prompt fits its context.
+        PromptLengthError: The first prompt does not fit the agent's context.
+        ValueError: The agent says that it cannot play this environment, or the options are no JSON values.
     """
-    env_id = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-    record = _Record(env_id, seed, dict(options or {}))
+    # The record keeps a copy of its own: neither the caller nor the environment can change what is written down.
+    record = _Record(env_id_of(env), seed, _plain_json(dict(options or {}), "options"))
     try:
-        observation, info = await call(_reset, env, seed, dict(options) if options else None)
+        observation, info = await call(_reset, env, seed, copy.deepcopy(dict(options)) if options else None)
     except Exception as error:
-        return record.ended(terminated=False, truncated=False, failure=_describe(error))
-    player = agent.start(env, seed=seed if agent_seed is None else agent_seed)
+        return record.failed(error)
+    try:
+        player = agent.start(env, seed=seed if agent_seed is None else agent_seed)
+        if not isinstance(player, Player):
+            raise TypeError(f"the start of an agent must return a Player, got {type(player).__name__}")
+    except ValueError:
+        raise
+    except Exception as error:
+        return record.failed(error)
+    hand = _Hand(player, call if call_agent is None else call_agent)
     try:
         after_start()
-        return await _play(env, player, record, observation, info, call, overlong_penalty)
+        return await _play(env, hand, record, observation, info, call, overlong_penalty)
     except UnplayableError:
         raise
     except Exception as error:
-        return record.ended(terminated=False, truncated=False, failure=_describe(error))
+        return record.failed(error)
+    except (SystemExit, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            raise
+        return record.failed(error)  # raised by the agent, to which neither the process nor the task belongs
     finally:
         before_close()
+        hand.close()
+
+
+def failed_episode(env_id: str, seed: int, error: BaseException) -> Trajectory:
+    """The record of an episode that an error kept from beginning."""
+    return _Record(env_id, seed, {}).failed(error)
+
+
+def env_id_of(env: TextEnv) -> str:
+    """Registered id of an environment; the name of its class where it is not registered."""
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+
+
+class _Hand:
+    """A player, and how it is asked: at once, or in a thread where its `act` blocks."""
+
+    def __init__(self, player: Player, call: Call) -> None:
+        self.player = player
+        self._call = call
+        self._left = False
+
+    async def act(self, observation: str, info: Mapping[str, Any]) -> Any:
+        if self.player.blocking:
+            self._left = True
+            try:
+                reply = await self._call(self.player.act, observation, info, late=lambda _: self._close())
+            except asyncio.CancelledError:
+                raise  # the thread is still in it, and closes it when it is back
+            except BaseException:
+                self._left = False
+                raise
+            self._left = False
+        else:
+            reply = self.player.act(observation, info)
+        return await reply if inspect.isawaitable(reply) else reply
+
+    def close(self) -> None:
+        if not self._left:
+            self._close()
+
+    def _close(self) -> None:
         with contextlib.suppress(Exception):  # the episode is over; what it gave must not be lost
-            player.close()
+            self.player.close()
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody cancelled the running task, rather than something in it raising as if."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 async def _play(
     env: TextEnv,
-    player: Player,
+    hand: _Hand,
     record: _Record,
     observation: str,
     info: Mapping[str, Any],
@@ -134,21 +204,19 @@ async def _play(
     overlong_penalty: float,
 ) -> Trajectory:
     terminal_limits = _terminal_limits(env)
+    total = 0.0
     while True:
         started = time.perf_counter()
         try:
-            reply = player.act(observation, info)
-            if inspect.isawaitable(reply):
-                reply = await reply
+            action = as_action(await hand.act(observation, info))
         except PromptTooLong as overflow:
             ending = _cut(TruncationReason.CONTEXT_OVERFLOW, terminal_limits, info)
             return record.ended(
                 **ending,
                 final_observation=observation,
-                final_observation_ids=overflow.observation_ids,
+                final_observation_ids=as_token_ids(overflow.observation_ids, "observation_ids"),
                 final_role=info.get("role", "user"),
             )
-        action = _as_action(cast("str | Action", reply))
         sampled = time.perf_counter()
         turn = Turn(
             observation=observation,
@@ -176,6 +244,9 @@ async def _play(
             return record.ended(**_cut(_CUTS[turn.finish_reason], terminal_limits, info))
         step: Step = await call(env.step, action.text)
         record.turns.append(_executed(turn, step, time.perf_counter() - sampled))
+        total += record.turns[-1].reward
+        if not math.isfinite(total):
+            raise RewardError(f"the rewards of the episode sum to {total}; keep them small enough to add up")
         observation, info = step.observation, step.info
         if step.terminated or step.truncated:
             reason = None if step.terminated else _truncation_reason(info)
@@ -184,7 +255,9 @@ async def _play(
                 truncated=not step.terminated,
                 truncation_reason=reason,
                 final_observation=observation,
-                final_observation_ids=player.final_observation_ids(observation, info),
+                final_observation_ids=as_token_ids(
+                    hand.player.final_observation_ids(observation, info), "final_observation_ids"
+                ),
                 final_role=info.get("role", "user"),
                 success=_success(info),
                 info=_rest(info),
@@ -237,12 +310,21 @@ def _rest(info: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: Something in it cannot be written down.
     """
     placed = ("reward_components", "truncation_reason", "success", "role", "action_error")
-    rest = {key: value for key, value in info.items() if key not in placed}
+    return _plain_json({key: value for key, value in info.items() if key not in placed}, "info")
+
+
+def _plain_json(value: dict[str, Any], what: str) -> dict[str, Any]:
+    """A copy as JSON knows it, so that the record stays what it is whatever becomes of the original.
+
+    Raises:
+        ValueError: Something in it cannot be written down.
+    """
     try:
-        # A copy, so that the record stays what it is whatever the environment does to its info later.
-        return json.loads(json.dumps(rest, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"everything in info must be JSON-serialisable: {error}") from error
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"everything in {what} must be JSON-serialisable: {error}") from error
 
 
 def _executed(turn: Turn, step: Step, seconds: float) -> Turn:
@@ -260,16 +342,10 @@ def _executed(turn: Turn, step: Step, seconds: float) -> Turn:
     )
 
 
-def _as_action(reply: str | Action) -> Action:
-    if isinstance(reply, Action):
-        return reply
-    if not isinstance(reply, str):
-        raise TypeError(f"an agent must answer with a string, got {type(reply).__name__}")
-    return Action(reply, (), _NO_TOKENS)
-
-
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """One line for the record: the error and the line of code it came from."""
+    if isinstance(error, StepTimeoutError):  # nobody knows which line that is
+        return f"StepTimeoutError: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
@@ -278,12 +354,20 @@ def _describe(error: Exception) -> str:
 class FunctionAgent(Agent):
     """A function from an observation to an action, as an agent.
 
+    An `async def` function is awaited. Any other is taken to block: where many episodes are played at once it runs in
+    worker threads, up to one for each episode, and is then called from several at a time. A function that keeps state
+    must allow for that; an `Agent` need not, whose players have their own state and are each called by one thread at a
+    time.
+
     Args:
-        function: Gets the observation, returns the action.
+        function: Gets the observation, returns the action, or something to await that gives it.
         name: What evaluations call it.
+
+    Raises:
+        ValueError: It cannot be called.
     """
 
-    def __init__(self, function: Callable[[str], str], *, name: str | None = None) -> None:
+    def __init__(self, function: Callable[[str], str | Awaitable[str]], *, name: str | None = None) -> None:
         if not callable(function):
             raise ValueError(f"an agent is an envgym Agent or a function of an observation, got {function!r}")
         self.function = function
@@ -294,8 +378,10 @@ class FunctionAgent(Agent):
 
 
 class _FunctionPlayer(Player):
-    def __init__(self, function: Callable[[str], str]) -> None:
+    def __init__(self, function: Callable[[str], str | Awaitable[str]]) -> None:
         self._function = function
+        call = getattr(function, "__call__", None)  # noqa: B004 - of an object with an async __call__
+        self.blocking = not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call))
 
-    def act(self, observation: str, info: Mapping[str, Any]) -> str:
+    def act(self, observation: str, info: Mapping[str, Any]) -> str | Awaitable[str]:  # type: ignore[override]
         return self._function(observation)

@@ -149,6 +149,8 @@ def _parse_json_call(body: str) -> ToolCall | CallError:
         return CallError('Malformed call: expected a JSON object with the keys "name" and "arguments".')
     if not isinstance(data["name"], str):
         return CallError('Malformed call: "name" must be a string.')
+    if not is_text(data["name"]):
+        return CallError('Malformed call: "name" is no text that UTF-8 can encode.')
     if not isinstance(data["arguments"], dict):
         return CallError('Malformed call: "arguments" must be a JSON object.')
     return ToolCall(data["name"], data["arguments"])
@@ -208,6 +210,15 @@ def _parse_line(line: str) -> ToolCall | CallError:
 
 def _unquote(word: str) -> str:
     return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), word[1:-1], flags=re.DOTALL)
+
+
+def is_text(text: str) -> bool:
+    """Whether UTF-8 can encode a string; JSON can write half of a surrogate pair, which it cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def shorten(text: str, limit: int = 32) -> str:

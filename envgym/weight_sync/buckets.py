@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from envgym.errors import WeightSyncError
 from envgym.weight_sync.base import WeightReceiver
 
 BUCKET_BYTES = 256 * 2**20
 """Most bytes gathered at once, unless one parameter alone is larger."""
+
+_log = logging.getLogger(__name__)
 
 
 def weight_buckets(module: nn.Module, *, max_bytes: int = BUCKET_BYTES) -> Iterator[list[tuple[str, Tensor]]]:
@@ -38,21 +44,77 @@ def weight_buckets(module: nn.Module, *, max_bytes: int = BUCKET_BYTES) -> Itera
 
 
 @torch.no_grad()
-def push_weights(module: nn.Module, receivers: Sequence[WeightReceiver], *, version: int) -> None:
+def push_weights(
+    module: nn.Module, receivers: Sequence[WeightReceiver], *, version: int, max_bytes: int = BUCKET_BYTES
+) -> None:
     """Gives every receiver of this rank the present weights of a module; a collective of all ranks.
+
+    All receivers of all ranks are asked first whether the parameters fit them, and nothing changes unless they do. A
+    receiver that fails afterwards does not hold up the others: the sync goes on without it, and then every rank raises
+    the same error.
 
     Args:
         module: The model, under the names the receivers know.
-        receivers: Policies of this rank.
+        receivers: Policies of this rank; may be empty.
         version: What the new weights are called.
+        max_bytes: Size of a bucket.
 
     Raises:
-        WeightSyncError: A receiver was offered other parameters than it holds.
+        WeightSyncError: A receiver of some rank was offered other parameters than it holds, or failed. Raised on every
+            rank.
     """
-    for receiver in receivers:
-        receiver.begin_update()
-    for bucket in weight_buckets(module):
+    outcome = _Outcome(receivers)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    outcome.each(lambda receiver: receiver.check_parameters(shapes))
+    outcome.agree(f"Weights of version {version} were not sent")
+    try:
+        outcome.each(lambda receiver: receiver.begin_update())
+        for bucket in weight_buckets(module, max_bytes=max_bytes):
+            # Bound at once: the lambda does not outlive the bucket.
+            outcome.each(lambda receiver, bucket=bucket: receiver.receive(bucket))  # type: ignore[misc]
+        outcome.each(lambda receiver: receiver.end_update(version))
+    except BaseException:  # another rank is gone, or this one is being stopped
         for receiver in receivers:
-            receiver.receive(bucket)
-    for receiver in receivers:
-        receiver.end_update(version)
+            receiver.abort_update()
+        raise
+    outcome.agree(f"Weights of version {version} did not reach every policy")
+
+
+class _Outcome:
+    """The receivers of this rank that still take part, and what happened to the others."""
+
+    def __init__(self, receivers: Sequence[WeightReceiver]) -> None:
+        self.working = list(receivers)
+        self.errors: list[Exception] = []
+
+    def each(self, action: Callable[[WeightReceiver], None]) -> None:
+        """Does something with every working receiver; one that fails takes part no longer."""
+        for receiver in list(self.working):
+            try:
+                action(receiver)
+            except Exception as error:
+                self.working.remove(receiver)
+                self.errors.append(error)
+                receiver.abort_update()
+
+    def agree(self, what: str) -> None:
+        """Raises on all ranks if anything failed on any; a collective.
+
+        Raises:
+            WeightSyncError: Its message lists the failures of all ranks.
+        """
+        mine = [str(e) if isinstance(e, WeightSyncError) else f"{type(e).__name__}: {e}" for e in self.errors]
+        shared: list[Any] = [mine]
+        if dist.is_initialized():
+            shared = [None] * dist.get_world_size()
+            dist.all_gather_object(shared, mine)
+        failures = [
+            f"rank {rank}: {failure}" if len(shared) > 1 else failure
+            for rank, failed in enumerate(shared)
+            for failure in failed
+        ]
+        if not failures:
+            return
+        for error in self.errors:
+            _log.debug("a weight receiver failed", exc_info=error)
+        raise WeightSyncError(f"{what}. " + " ".join(failures)) from (self.errors[0] if self.errors else None)

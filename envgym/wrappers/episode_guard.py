@@ -7,17 +7,24 @@ from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from envgym.env import Step
-from envgym.errors import EpisodeOrderError, RewardError
+from envgym.errors import ContractError, EpisodeOrderError, RewardError
+from envgym.wrappers.step_contract import REWARD_TOLERANCE, reset_problem, reward_problem, step_problem
 from envgym.wrappers.wrapper import TextWrapper, as_step
 
-REWARD_TOLERANCE = 1e-6
-"""Largest difference between a reward and the sum of its components."""
+_ROLES = ("user", "tool")
+_VERDICTS = frozenset({type(None), bool, np.bool_})
 
 
 class EpisodeGuard(TextWrapper):
     """Raises where an environment or its caller breaks the contract, and changes nothing else.
+
+    Observations are strings that UTF-8 can encode, `terminated` and `truncated` are booleans, a reward is a finite
+    number and the sum of its components, and `info` is a dict whose "role" is "user" or "tool", whose "action_error" is
+    a string and whose "success" is a boolean, where they are there. NumPy's booleans and numbers are as good as
+    Python's.
 
     Args:
         env: The environment.
@@ -31,8 +38,16 @@ class EpisodeGuard(TextWrapper):
         self._ended = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Resets the environment.
+
+        Raises:
+            ContractError: The observation or `info` is not what it must be.
+        """
+        self._running = self._ended = False
         result = self.env.reset(seed=seed, options=options)
-        self._running, self._ended = True, False
+        if problem := reset_problem(result):
+            raise ContractError(f"{self._name}: {problem}")
+        self._running = True
         return result
 
     def step(self, action: str) -> Step:  # type: ignore[override]
@@ -40,15 +55,34 @@ class EpisodeGuard(TextWrapper):
 
         Raises:
             EpisodeOrderError: There is no running episode.
-            RewardError: The reward is not finite, or its components do not sum to it.
+            ContractError: The observation, a flag or `info` is not what it must be.
+            RewardError: The reward is no finite number, or its components do not sum to it.
         """
         if not self._running:
             when = "after the episode had ended" if self._ended else "before reset"
             raise EpisodeOrderError(f"{self._name}: step was called {when}; call reset first")
-        step = as_step(self.env.step(action))
-        if step.terminated or step.truncated:
+        try:
+            step = as_step(self.env.step(action))
+        except ContractError as error:
+            raise ContractError(f"{self._name}: {error}") from error
+        observation, reward, terminated, truncated, info = step
+        plain = (
+            type(observation) is str
+            and observation.isascii()
+            and type(reward) is float
+            and type(terminated) is bool
+            and type(truncated) is bool
+            and type(info) is dict
+            and info.get("role", "user") in _ROLES
+            and info.get("action_error") is None
+            and type(info.get("success")) in _VERDICTS
+        )
+        # Most steps are plain; the others get a closer look, which finds what is wrong with them, if anything.
+        if not plain and (problem := step_problem(step)):
+            raise ContractError(f"{self._name}: {problem}")
+        if terminated or truncated:
             self._running, self._ended = False, True
-        if problem := reward_problem(step):
+        if not (plain and _adds_up(reward, info.get("reward_components"))) and (problem := reward_problem(step)):
             raise RewardError(f"{self._name}: {problem}")
         return step
 
@@ -58,20 +92,14 @@ class EpisodeGuard(TextWrapper):
         return type(self.env.unwrapped).__name__ if spec is None else spec.id
 
 
-def reward_problem(step: Step) -> str | None:
-    """What is wrong with the reward of a step, if anything."""
-    reward = step.reward
-    components = step.info.get("reward_components")
-    total = reward if components is None else _sum(components.values())
-    if abs(total - reward) <= REWARD_TOLERANCE:  # false wherever something is not finite
-        return None
-    if not math.isfinite(reward):
-        return f"a reward must be a finite number, got {reward}"
-    return f"the reward components {dict(components or {})} sum to {total}, but the reward is {reward}"
-
-
-def _sum(values: Iterable[float]) -> float:
+def _adds_up(reward: float, components: Any) -> bool:
+    """Whether a reward is that of its components, whose names are plain; where it is not, a closer look is due."""
+    if components is None:
+        return math.isfinite(reward)
     try:
-        return math.fsum(values)
-    except (OverflowError, ValueError):  # beyond the largest float, or both infinities
-        return math.nan
+        for name in components:
+            if type(name) is not str or not name.isascii():
+                return False
+        return abs(math.fsum(components.values()) - reward) <= REWARD_TOLERANCE
+    except Exception:  # no mapping, a value that is no number, or a sum beyond the largest float
+        return False

@@ -9,6 +9,7 @@ import gymnasium
 
 from envgym.env import Step
 from envgym.types import TruncationReason
+from envgym.wrappers.step_contract import flags_problem, info_problem
 from envgym.wrappers.wrapper import TextWrapper
 
 
@@ -42,6 +43,8 @@ class Limit(TextWrapper):
 
     def cut(self, step: Step) -> Step:
         """The step at which the limit is reached. An ending that the episode already has is left as it is."""
+        if flags_problem(step) or info_problem(step.info):  # the guard, further out, says what is wrong
+            return step
         if step.terminated or step.truncated:
             return step
         if self.reason in self.terminal_limits:

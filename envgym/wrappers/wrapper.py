@@ -10,6 +10,10 @@ import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
 from envgym.env import Step
+from envgym.errors import ContractError
+
+STEP_FORM = "(observation, reward, terminated, truncated, info)"
+"""What `step` returns, for messages."""
 
 
 class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
@@ -27,8 +31,16 @@ class TextWrapper(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
 
 def as_step(result: Any) -> Step:
-    """The result of any Gymnasium `step` as a `Step`."""
-    return result if isinstance(result, Step) else Step(*cast(tuple[Any, ...], result))
+    """The result of any Gymnasium `step` as a `Step`.
+
+    Raises:
+        ContractError: It is no tuple of five.
+    """
+    if isinstance(result, Step):
+        return result
+    if not isinstance(result, tuple) or len(result) != 5:
+        raise ContractError(f"step returned {repr(result)[:200]} ({type(result).__name__}); return {STEP_FORM}")
+    return Step(*result)
 
 
 def as_function(function: str | Callable[..., Any]) -> Callable[..., Any]:

@@ -49,6 +49,8 @@ def refusal(dataset: str, answer: str, oracle: str) -> str | None:
         return "a move is repeated too often"
     if dataset in NUMBERS and re.search(r"[eE][-+]?\d{4}|\d{400}", answer):
         return "the number is too large"
+    if dataset == "complex_arithmetic" and re.search(r"nan|inf", answer, re.IGNORECASE):
+        return "the answer is no finite number"  # the distance to nan is nan, which the data set takes for none
     if dataset == "pool_matrix" and not re.match(r"[-+.\d]", answer):
         return "the answer is no matrix"
     if dataset == "propositional_logic" and re.search(r"[a-z0-9_]|(.{400})", answer, re.DOTALL):

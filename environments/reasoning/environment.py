@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from envgym import Step, TextEnv
-from envgym.environments.reasoning.answers import extract_answer, refusal
+from envgym.environments.reasoning.answers import ARITHMETIC, EXPRESSIONS, extract_answer, refusal
 from envgym.environments.reasoning.package import check_config, draw_task
+from envgym.environments.reasoning.scoring import SCORING_S, mended, within
 from envgym.spaces import TextSpace
 
 if TYPE_CHECKING:
@@ -90,12 +90,20 @@ class ReasoningGym(TextEnv):
         return Step.running(text, {"score": gain}, action_error=error, **self._info(), score=score)
 
     def score(self, answer: str) -> float:
-        """Score of an answer to the present task, 0 to 1; 0 where the data set's own scoring fails on it."""
+        """Score of an answer to the present task, 0 to 1; 0 where the data set's own scoring fails on it.
+
+        Where that is SymPy's work it may take `scoring.SCORING_S` seconds at most.
+        """
+
+        def score() -> float:
+            return float(self._scorer.score_answer(answer, copy.deepcopy(self._entry)))
+
+        if self.source in EXPRESSIONS or self.source in ARITHMETIC:
+            return mended(self.source, answer, self._entry, within(SCORING_S, score))
         try:
-            score = float(self._scorer.score_answer(answer, copy.deepcopy(self._entry)))
+            return mended(self.source, answer, self._entry, score())
         except Exception:  # whatever the policy wrote that the package did not expect
             return 0.0
-        return min(max(score, 0.0), 1.0) if math.isfinite(score) else 0.0
 
     @property
     def entry(self) -> dict[str, Any]:

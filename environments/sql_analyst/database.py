@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sqlite3
+import time
 import typing
 from dataclasses import dataclass, field
 from typing import Any
 
+from envgym.environments.sql_analyst.nesting import MAX_SUBQUERIES, num_subqueries
 from envgym.environments.sql_analyst.shop import ROW_TYPES, Shop
 
 MAX_ROWS = 20
 """Rows of a result that are shown."""
 MAX_OPERATIONS = 3_000_000
 """Operations of SQLite's virtual machine that a query may take; a count is the same on every machine, a time is not."""
+MAX_CPU_S = 1.0
+"""Seconds of CPU that it may take: some operations, such as trimming or matching texts, cost far more than others."""
 MAX_SQL = 4000
-_CHECK_EVERY = 10_000
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 2000,  # characters of a text and bytes of a row: the dearest functions are quadratic
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4 * MAX_SQL,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
+    sqlite3.SQLITE_LIMIT_VDBE_OP: 25_000,
+    sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 20,
+    sqlite3.SQLITE_LIMIT_COLUMN: 200,
+}
+_CHECK_EVERY = 100
 _CELL = 60
 _FUNCTIONS = frozenset(
     {
@@ -65,17 +78,22 @@ class Database:
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
         self._connection: sqlite3.Connection | None = None
+        self._inner: sqlite3.Connection | None = None  # works the date functions out
         self._tables: set[str] = set()
         self._operations = 0
+        self._deadline = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connection": None}
+        return {**self.__dict__, "_connection": None, "_inner": None}
 
     def close(self) -> None:
         """Frees the connection; closing again does nothing."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
 
     def describe(self, table: str) -> str:
         """The columns of a table with their types, and its number of rows.
@@ -100,9 +118,12 @@ class Database:
         """
         if len(sql) > MAX_SQL:
             raise QueryError(f"a query has at most {MAX_SQL} characters")
+        if num_subqueries(sql) > MAX_SUBQUERIES:
+            raise QueryError("its WITH clauses refer to one another too often")
         if self._connection is None:
             self._connection = self._open()
         self._tables, self._operations = set(), 0
+        self._deadline = time.thread_time() + MAX_CPU_S
         try:
             with_rows = self._connection.execute(sql)
             rows = with_rows.fetchmany(MAX_ROWS + 1)
@@ -123,11 +144,11 @@ class Database:
             places = ", ".join("?" * len(columns))
             connection.executemany(f"INSERT INTO {table} VALUES ({places})", getattr(self.shop, table))
         connection.commit()
+        self._inner = sqlite3.connect(":memory:", check_same_thread=False)
         for name in ("date", "julianday", "strftime"):
-            connection.create_function(name, -1, _calendar(name), deterministic=True)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 20)
+            connection.create_function(name, -1, _calendar(name, self._inner), deterministic=True)
+        for category, limit in _LIMITS.items():
+            connection.setlimit(category, limit)
         connection.set_authorizer(self._authorize)
         connection.set_progress_handler(self._progress, _CHECK_EVERY)
         return connection
@@ -144,7 +165,7 @@ class Database:
 
     def _progress(self) -> int:
         self._operations += _CHECK_EVERY
-        return int(self._operations > MAX_OPERATIONS)
+        return int(self._operations > MAX_OPERATIONS or time.thread_time() > self._deadline)
 
     def _explain(self, error: Exception) -> str:
         text = " ".join(str(error).split())[:160]
@@ -152,7 +173,7 @@ class Database:
             return "the query is no valid text"
         if "user-defined function" in text:
             return "a date function was called with the wrong arguments; the clock cannot be asked"
-        if "interrupted" in text:
+        if "interrupted" in text or "too many VDBE" in text:
             return "the query takes too long"
         if "not authorized" in text or "prohibited" in text:
             return f"only SELECT on the tables and common functions is allowed ({text})"
@@ -174,14 +195,13 @@ def _show(value: Any) -> str:
     return text if len(text) <= _CELL else f"{text[: _CELL - 3]}..."
 
 
-def _calendar(name: str) -> Any:
-    """SQLite's date function of this name, which refuses to ask the clock."""
+def _calendar(name: str, inner: sqlite3.Connection) -> Any:
+    """SQLite's date function of this name, worked out by another connection, which refuses to ask the clock."""
 
     def function(*arguments: Any) -> Any:
         times = arguments[1:] if name == "strftime" else arguments
         if not times or any(word in str(value).lower() for value in times for word in ("now", "local", "utc")):
             raise ValueError("neither the clock nor the time zone can be asked")
-        with contextlib.closing(sqlite3.connect(":memory:")) as inner:
-            return inner.execute(f"SELECT {name}({', '.join('?' * len(arguments))})", arguments).fetchone()[0]
+        return inner.execute(f"SELECT {name}({', '.join('?' * len(arguments))})", arguments).fetchone()[0]
 
     return function

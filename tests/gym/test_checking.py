@@ -14,7 +14,7 @@ import pytest
 import envgym
 from envgym import Step, TextEnv, check_env
 from envgym.agent import Player
-from envgym.checking import CHECKS, CheckError, hostile
+from envgym.checking import CHECKS, CheckError, CheckFailure, CheckReport, hostile
 from envgym.errors import UnknownIdError
 from envgym.spaces import TextSpace
 from envgym.tools import ToolEnv, tool
@@ -288,6 +288,48 @@ class LeavesFile(Sound):
         return super().reset(seed=seed)
 
 
+class Returns(Sound):
+    """Changes what each step returns."""
+
+    changes: ClassVar[dict] = {}
+    entries: ClassVar[dict] = {}
+
+    def step(self, action):
+        step = super().step(action)
+        info = {**step.info, **self.entries}
+        return step._replace(**{"info": info, **self.changes})
+
+
+def returns(name, *, entries=None, **changes):
+    """A class of that name."""
+    return type(name, (Returns,), {"changes": changes, "entries": entries or {}})
+
+
+class ResetsToSurrogate(Sound):
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "\udc00", {}
+
+
+class ResetsToText(Sound):
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "begin"
+
+
+class ShortTuple(Sound):
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+class Repeats(Sound):
+    """Answers what it cannot read by repeating it."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step if action in ("throw", "wait") else step._replace(observation=f"what is {action}?")
+
+
 CHILDREN = []
 
 
@@ -322,6 +364,42 @@ BROKEN = [
     (Evaluates, "injection", "a Python injection was executed"),
     (RunsShell, "injection", "a shell injection was executed"),
     (InfiniteReward, "rewards_finite", "the reward is inf"),
+    (returns("TextReward", reward="1"), "rewards_finite", "the reward is '1' (str); it must be a number"),
+    (returns("NoReward", reward=None), "rewards_finite", "the reward is None (NoneType); it must be a number"),
+    (returns("HugeReward", reward=10**400), "rewards_finite", "a reward must be a finite number"),
+    (
+        returns("ListOfComponents", entries={"reward_components": [1.0]}),
+        "reward_components",
+        "info['reward_components'] is [1.0] (list); it must be a dict of numbers by name",
+    ),
+    (
+        returns("TextComponents", entries={"reward_components": {"pips": "1"}}),
+        "reward_components",
+        "the reward component 'pips' is '1' (str); it must be a number",
+    ),
+    (
+        returns("Overflowing", entries={"reward_components": {"a": 1e308, "b": 1e308}}),
+        "reward_components",
+        "sum to nan, but the reward is",
+    ),
+    (returns("TextFlag", terminated="False"), "one_ending", "terminated is 'False' (str); it must be True or False"),
+    (returns("NoFlag", truncated=None), "one_ending", "truncated is None (NoneType); it must be True or False"),
+    (returns("Bytes", observation=b"x"), "observations", "the observation is b'x' (bytes); it must be a string"),
+    (returns("Surrogate", observation="\ud800"), "observations", "half of a surrogate pair, which UTF-8 cannot encode"),
+    (ResetsToSurrogate, "observations", "half of a surrogate pair, which UTF-8 cannot encode"),
+    (Repeats, "hostile_actions", "a lone surrogate action raised ContractError: the observation holds"),
+    (ResetsToText, "seeding", "ContractError: reset returned 'begin' (str); return (observation, info)"),
+    (ShortTuple, "seeding", "return (observation, reward, terminated, truncated, info)"),
+    (returns("NoInfo", info=None), "info_json", "info is None (NoneType); it must be a dict"),
+    (returns("WrongRole", entries={"role": "system"}), "info_json", "info['role'] is 'system' (str)"),
+    (returns("WrongError", entries={"action_error": 1}), "info_json", "info['action_error'] is 1 (int)"),
+    (returns("WrongSuccess", entries={"success": "no"}), "info_json", "info['success'] is 'no' (str)"),
+    (returns("NaNSuccess", entries={"success": float("nan")}), "info_json", "info['success'] is nan (float)"),
+    (
+        returns("SurrogateInfo", entries={"x": "\ud800"}),
+        "info_json",
+        "info['x'] is not JSON-serialisable ('utf-8' codec",
+    ),
     (WrongComponents, "reward_components", "but the reward is"),
     (BothFlags, "one_ending", "both set"),
     (NoReason, "truncation_reason", "without info['truncation_reason']"),
@@ -415,6 +493,29 @@ def test_an_environment_that_always_raises_is_reported_not_raised():
     report = check_env(Dead)
     assert ("seeding", "could not be completed, OSError: no disk") in [(f.check, f.message) for f in report.failures]
     assert len(report.failed_checks) > 10
+
+
+def test_what_is_found_again_and_again_is_one_line_of_the_report():
+    class Dead(Sound):
+        def reset(self, *, seed=None, options=None):
+            raise OSError("no disk")
+
+    lines = [line for line in str(check_env(Dead)).splitlines() if "could not be completed, OSError: no disk" in line]
+    assert len(lines) == 1 and lines[0].startswith("  seeding, global_random_state, leak_between_episodes, ")
+    report = CheckReport(
+        "E", ("a", "b"), (*[CheckFailure("a", "x")] * 3, CheckFailure("b", "y"), CheckFailure("b", "x"))
+    )
+    assert str(report) == "E: 0 of 2 checks passed\n  a, b: x (4 times)\n  b: y"
+
+
+def test_actions_that_fail_in_the_same_way_are_one_finding():
+    class Picky(Sound):
+        def step(self, action):
+            return super().step({"throw": "throw", "wait": "wait"}[action])
+
+    found = [f.message for f in check_env(Picky).failures if f.check == "hostile_actions"]
+    assert len(found) == 1 and found[0].startswith("a empty action raised KeyError: ''; answer it with an observation")
+    assert found[0].endswith(f"more: {', '.join(list(hostile.HOSTILE_ACTIONS)[1:])})")
 
 
 def test_what_is_no_text_environment_is_refused():

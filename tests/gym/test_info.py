@@ -50,10 +50,10 @@ class Nondeterministic(Echo):
 @pytest.fixture
 def echo():
     envgym.register("test/Echo-v0", Echo, tags=["parrot", "loud"])
-    envgym.register("test/Endless-v0", Endless)
-    envgym.register("test/Wrong-v0", Nondeterministic, tags=["parrot"])
+    envgym.register("test/EchoEndless-v0", Endless)
+    envgym.register("test/EchoWrong-v0", Nondeterministic, tags=["parrot"])
     yield "test/Echo-v0"
-    for name in ("Echo", "Endless", "Wrong"):
+    for name in ("Echo", "EchoEndless", "EchoWrong"):
         del gymnasium.registry[f"test/{name}-v0"]
 
 
@@ -103,7 +103,7 @@ def test_without_a_readme_or_scripted_players_the_docstring_and_random_actions_s
 
 
 def test_an_environment_without_an_end_is_shown_too(echo):
-    info = environment_info("test/Endless-v0")
+    info = environment_info("test/EchoEndless-v0")
     assert info.max_turns is None and len(info.sample.turns) == MOST_TURNS
     assert "turns: no limit outside the task" in str(info)
     assert info.summary == "" and info.description == ""
@@ -112,8 +112,8 @@ def test_an_environment_without_an_end_is_shown_too(echo):
 def test_the_list_has_tags_and_a_line_for_each(echo, capsys):
     assert main(["list", "--tag", "parrot"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "test/Echo-v0   parrot, loud  Repeat after me",
-        "test/Wrong-v0  parrot        Counts over all instances",
+        "test/Echo-v0       parrot, loud  Repeat after me",
+        "test/EchoWrong-v0  parrot        Counts over all instances",
     ]
     assert [line.split()[0] for line in listing()] == envgym.list_environments()
 
@@ -132,7 +132,7 @@ def test_an_unknown_tag_or_id_is_answered_with_those_there_are(echo, capsys):
 def test_check_prints_the_report_and_fails_with_status_one(echo, capsys):
     assert main(["check", "envgym/HigherLower-v0"]) == 0
     assert capsys.readouterr().out == "envgym/HigherLower-v0: 19 of 19 checks passed\n"
-    assert main(["check", "envgym/HigherLower-v0", "test/Wrong-v0"]) == 1
+    assert main(["check", "envgym/HigherLower-v0", "test/EchoWrong-v0"]) == 1
     assert "  seeding: " in capsys.readouterr().out
     assert main(["check", "test/Nowhere-v0"]) == 2
 

@@ -1,9 +1,11 @@
 """reasoning-gym: every data set scores its own answer 1, and no answer runs code, hangs or touches global state."""
 
+import contextlib
 import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +20,7 @@ pytest.importorskip("reasoning_gym", reason="pip install 'envgym[reasoning-gym]'
 from envgym.environments.reasoning import ReasoningGym
 from envgym.environments.reasoning.answers import extract_answer, is_plain_expression, refusal
 from envgym.environments.reasoning.environment import dataset_names
+from envgym.environments.reasoning.scoring import mended, within
 
 COMPOSITE = {"datasets": [{"name": "chain_sum"}, {"name": "leg_counting", "weight": 2.0}]}
 
@@ -183,6 +186,80 @@ def test_an_answer_that_takes_for_ever_is_not_scored(dataset):
     step = env.step(HUGE[dataset])
     assert time.monotonic() - start < 1
     assert step.terminated and step.info["success"] is False and step.info["score"] < 0.1
+
+
+GARBAGE = {
+    "nothing": "",
+    "nan": "nan",
+    "NaN and more": "nan + nanj",
+    "infinity": "-inf",
+    "foo": "foo",
+    "nested nan": "[[nan]]",
+    "braces": "{}",
+    "huge": "x " * 1500,
+    "much too huge": "9" * 100_000,
+}
+
+
+@pytest.mark.parametrize("dataset", [name for name in dataset_names() if name != "composite"])
+def test_garbage_is_no_success_in_any_data_set(dataset):
+    env = make(dataset, attempts=100)
+    env.reset(seed=1)
+    for label, garbage in GARBAGE.items():
+        step = env.step(f"<answer>{garbage}</answer>")
+        assert step.info["success"] is False and 0 <= step.info["score"] <= 0.5, (label, step)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer", "oracle", "score"),
+    [
+        ("game_of_life_halting", "False", "False", 1.0),
+        ("game_of_life_halting", "true", "True", 1.0),
+        ("game_of_life_halting", "True", "False", 0.0),
+        ("game_of_life_halting", "foo", "True", 0.0),
+        ("coin_flip", "0", "0.03125", 0.0),
+        ("coin_flip", "0.03", "0.03125", 0.0),
+        ("coin_flip", "0", "3.051757812e-05", 0.0),
+        ("coin_flip", "0.0313", "0.03125", 1.0),
+        ("coin_flip", "1/32", "0.03125", 1.0),
+        ("chain_sum", "foo", "1", 1.0),
+    ],
+)
+def test_full_scores_are_only_for_right_answers(dataset, answer, oracle, score):
+    assert mended(dataset, answer, {"answer": oracle}, 1.0) == score
+
+
+@pytest.mark.parametrize(
+    ("said", "score"), [(float("nan"), 0.0), (float("inf"), 0.0), (-1.0, 0.0), (2.0, 1.0), (0.3, 0.3)]
+)
+def test_a_score_is_a_number_from_zero_to_one(said, score):
+    assert mended("chain_sum", "7", {"answer": "7"}, said) == score
+
+
+def test_scoring_that_takes_too_long_is_stopped():
+    def forever():
+        while True:
+            pass
+
+    def stubborn():
+        with contextlib.suppress(BaseException):
+            forever()
+        return 1.0
+
+    for function in (forever, stubborn):
+        started = time.monotonic()
+        assert within(0.1, function) == 0.0
+        assert time.monotonic() - started < 2
+    assert not [thread for thread in threading.enumerate() if thread.name == "envgym-scoring"]
+    assert within(5.0, lambda: 0.5) == 0.5 and within(5.0, lambda: 1 / 0) == 0.0
+
+
+def test_scoring_with_sympy_is_bounded(monkeypatch):
+    env = make("intermediate_integration")
+    env.reset(seed=0)
+    monkeypatch.setattr("envgym.environments.reasoning.environment.SCORING_S", 0.05)
+    monkeypatch.setattr(env.unwrapped._scorer, "score_answer", lambda answer, entry: time.sleep(0.2) or 1.0)
+    assert env.step("x**2").info["score"] == 0.0
 
 
 def test_what_a_plain_expression_is():

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import envgym
 from envgym import Step, TextEnv, TruncationReason, registry
-from envgym.errors import EpisodeOrderError, UnknownIdError
+from envgym.errors import EnvGymError, EpisodeOrderError, UnknownIdError
 
 BUILTIN = ["envgym/HigherLower-v0", "envgym/PointerChase-v0", "envgym/Upkeep-v0"]
 
@@ -79,6 +79,21 @@ def test_an_unknown_id_suggests_the_nearest(id, nearest):
     assert str(caught.value) == f"Unknown environment '{id}'. Did you mean '{nearest}'?"
 
 
+@pytest.mark.parametrize("id", ["envgym/Foo-v0", "envgym/Chess-v0", "envgym/Nothing-v0"])
+def test_namespace_and_version_alone_make_no_suggestion(id):
+    with pytest.raises(UnknownIdError, match=r"Known are: envgym/Assistant-v0, .*envgym/Wordle-v0\."):
+        envgym.spec(id)
+
+
+def test_a_namespace_nobody_has_registered_says_what_to_import():
+    with pytest.raises(UnknownIdError) as caught:
+        envgym.spec("nobodys/X-v0")
+    assert str(caught.value) == (
+        "Unknown environment 'nobodys/X-v0'. Nothing is registered under 'nobodys/'. Import the module that registers "
+        "it first, or let it be imported: 'MODULE:nobodys/X-v0'."
+    )
+
+
 def test_an_id_like_no_other_lists_what_there_is():
     with pytest.raises(UnknownIdError, match=r"Known are: .*envgym/Upkeep-v0"):
         envgym.spec("zzzzzzzzzz")
@@ -115,9 +130,10 @@ def test_without_checks_there_is_a_turn_limit_only_where_one_applies(countdown):
     bare = envgym.make("envgym/HigherLower-v0", checks=False)
     assert bare is bare.unwrapped and bare.spec.id == "envgym/HigherLower-v0"
     assert episode_length(envgym.make("envgym/HigherLower-v0", checks=False, max_turns=3))[0] == 3
-    envgym.register("test/Cut-v0", "envgym.environments.higher_lower:HigherLower", terminal_limits=["response_length"])
-    assert envgym.make("test/Cut-v0", checks=False).get_wrapper_attr("terminal_limits") == {"response_length"}
-    del gymnasium.registry["test/Cut-v0"]
+    cut = {"entry_point": "envgym.environments.higher_lower:HigherLower", "terminal_limits": ["response_length"]}
+    envgym.register("test/LengthCut-v0", **cut)
+    assert envgym.make("test/LengthCut-v0", checks=False).get_wrapper_attr("terminal_limits") == {"response_length"}
+    del gymnasium.registry["test/LengthCut-v0"]
 
 
 def test_a_registered_terminal_limit_terminates():
@@ -180,11 +196,50 @@ def test_vector_environments_step_and_reset_themselves(id, mode):
         ({"id": "test/X-v0", "entry_point": "module.Class"}, "'module:Class'"),
         ({"id": "test/X-v0", "entry_point": "m:C", "max_turns": 0}, "at least 1"),
         ({"id": "test/X-v0", "entry_point": "m:C", "terminal_limits": ["soon"]}, "soon"),
+        ({"id": "test/X", "entry_point": "m:C"}, "an id ends with its version, for example 'test/X-v0'"),
+        ({"id": "test/X-v0", "entry_point": Countdown()}, "is an instance of Countdown; register the class"),
+        ({"id": "test/X-v0", "entry_point": 3}, "must be a class, a factory or 'module:Class', got 3"),
+        ({"id": "test/X-v0", "entry_point": dict}, "is dict; derive that from envgym.TextEnv"),
+        ({"id": "envgym/Upkeep-v0", "entry_point": "m:C"}, "registered already, for envgym.environments.upkeep:Upkeep"),
     ],
 )
 def test_a_malformed_registration_is_refused(arguments, message):
+    before = dict(gymnasium.registry)
     with pytest.raises(ValueError, match=message):
         envgym.register(**arguments)
+    assert gymnasium.registry == before
+
+
+def test_the_same_entry_point_may_register_again_and_another_only_by_force(countdown):
+    class Other(Countdown):
+        pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        envgym.register(countdown, Countdown, kwargs={"start": 20})  # the class itself, where its name was before
+        assert envgym.make(countdown).reset(seed=0)[0] == "20"
+        with pytest.raises(ValueError, match=r"for test_registry:Countdown; choose another id .* force=True"):
+            envgym.register(countdown, Other)
+        assert envgym.make(countdown).reset(seed=0)[0] == "20"
+        envgym.register(countdown, Other, force=True)
+    assert type(envgym.make(countdown).unwrapped) is Other and envgym.list_environments("counting") == []
+
+
+def test_what_cannot_be_made_says_so(countdown):
+    envgym.register("test/Gone-v0", "no_such_module_anywhere:Game")
+    envgym.register("test/Renamed-v0", f"{__name__}:Countup")
+    envgym.register("test/Needs-v0", lambda size: Countdown(size))
+    try:
+        with pytest.raises(EnvGymError, match=r"'no_such_module_anywhere:Game' of 'test/Gone-v0' cannot be imported"):
+            envgym.make("test/Gone-v0")
+        with pytest.raises(EnvGymError, match=r"AttributeError: .*Countup"):
+            envgym.make("test/Renamed-v0")
+        with pytest.raises(ValueError, match=r"cannot be made with no arguments: .*missing 1 required.*'size'"):
+            envgym.make("test/Needs-v0")
+        assert envgym.make("test/Needs-v0", size=3).reset(seed=0)[0] == "3"
+    finally:
+        for name in ("Gone", "Renamed", "Needs"):
+            del gymnasium.registry[f"test/{name}-v0"]
 
 
 def test_a_turn_limit_of_zero_is_refused_when_made():

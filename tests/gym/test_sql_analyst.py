@@ -1,8 +1,10 @@
 """The SQL analyst: answers of queries and of the rows agree, nothing but reading is allowed, and what a call pays."""
 
 import pickle
+import re
 import sqlite3
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import envgym
 from envgym.environments.sql_analyst import SqlAnalyst
 from envgym.environments.sql_analyst.database import Database, QueryError
+from envgym.environments.sql_analyst.nesting import MAX_SUBQUERIES, num_subqueries
 from envgym.environments.sql_analyst.question import is_right, leader, mean
 from envgym.environments.sql_analyst.questions import QUESTIONS, draw_question
 from envgym.environments.sql_analyst.shop import (
@@ -335,3 +338,68 @@ def test_the_demonstrator_is_clearly_between_random_and_solver():
 
 def test_the_environment_passes_every_check():
     envgym.check_env("envgym/SqlAnalyst-v0").raise_if_failed()
+
+
+ENDLESS = (
+    "WITH RECURSIVE b(s) AS (SELECT 'aaaaaaaaaa' UNION ALL SELECT s || s FROM b WHERE length(s) < 1000), "
+    "m(s) AS (SELECT max(s) FROM b), t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) "
+)
+DOUBLING = "WITH c0 AS (SELECT 1 x), " + ", ".join(
+    f"c{i} AS (SELECT a.x FROM c{i - 1} a, c{i - 1} b)" for i in range(1, 40)
+)
+HOSTILE = {
+    "pattern": (f"{ENDLESS} SELECT COUNT(*) FROM m, t WHERE (s || x) LIKE '{'%_a' * 33}b'", "takes too long"),
+    "long pattern": (f"SELECT 1 FROM orders WHERE status LIKE '{'%a' * 60}'", "pattern too complex"),
+    "glob": (f"{ENDLESS} SELECT COUNT(*) FROM m, t WHERE (s || x) GLOB '{'*[a-z]' * 16}b'", "takes too long"),
+    "trim": (f"{ENDLESS} SELECT COUNT(*) FROM m, t WHERE trim(s || x, replace(s, 'a', 'b') || 'a') = 'q'", "too long"),
+    "replace": (f"{ENDLESS} SELECT COUNT(*) FROM m, t WHERE replace(s || x, 'aa', 'b') = 'q'", "takes too long"),
+    "sort": (f"{ENDLESS} SELECT s || x FROM m, t ORDER BY 1 DESC", "takes too long"),
+    "dates": (f"{ENDLESS} SELECT COUNT(date('2023-01-01', x || ' days')) FROM t", "takes too long"),
+    "growth": ("WITH RECURSIVE b(s) AS (SELECT 'a' UNION ALL SELECT s || s FROM b) SELECT max(s) FROM b", "too big"),
+    "nested replace": ("SELECT " + "replace(" * 8 + "'a'" + ", 'a', 'aaaaaaaaaa')" * 8, "too big"),
+    "doubling": (f"{DOUBLING} SELECT COUNT(*) FROM c39", "refer to one another too often"),
+    "randomblob": ("SELECT randomblob(1000000000)", "only SELECT"),
+    "zeroblob": ("SELECT zeroblob(1000000000)", "only SELECT"),
+    "printf": ("SELECT printf('%1000000000d', 1)", "only SELECT"),
+    "parentheses": (f"SELECT {'(' * 1900}1{')' * 1900}", "overflow|too large"),
+    "terms": (f"SELECT 1 {'UNION SELECT 1 ' * 200}", "too many terms"),
+    "columns": (f"SELECT {', '.join(['1'] * 1300)}", "too many columns"),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_hostile_query_is_answered_within_two_seconds(attack):
+    sql, message = HOSTILE[attack]
+    env = start(3, ["orders"])
+    started = time.thread_time()
+    step = query(env, sql)
+    assert time.thread_time() - started < 2.0
+    assert re.search(message, step.info["action_error"]) and not step.terminated
+    assert query(env, "SELECT COUNT(*) FROM orders").observation.startswith("COUNT(*)\n")  # and the next one is too
+    env.close()
+
+
+def test_subqueries_are_counted_as_sqlite_copies_them():
+    # SQLite makes 1, 2 and 7 of these; where a name stands before its AS it is counted too.
+    assert num_subqueries("SELECT 'SELECT' -- SELECT\n FROM t /* SELECT */") == 1
+    assert num_subqueries("WITH a AS (SELECT 1) SELECT a.x, a.y FROM a") == 4
+    assert (
+        num_subqueries('WITH a(x) AS (SELECT 1), "b" AS NOT MATERIALIZED (SELECT * FROM a, A) SELECT * FROM [b], b')
+        == 15
+    )
+    assert num_subqueries("WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT * FROM t") <= 10
+    assert num_subqueries(DOUBLING + " SELECT * FROM c39") > MAX_SUBQUERIES
+    for broken in ("AS (", "WITH a AS (SELECT", ") AS (((", "'", '"', "/*"):
+        assert num_subqueries(broken) < 10
+
+
+def test_dates_are_worked_out_by_one_connection(monkeypatch):
+    database, opened = Database(TINY), []
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kwargs: opened.append(args) or connect(*args, **kwargs))
+    for _ in range(3):
+        assert database.query("SELECT date('2023-01-31', '+1 day'), strftime('%d', '2023-01-31')").rows == (
+            ("2023-02-01", "31"),
+        )
+    assert len(opened) == 2
+    database.close()

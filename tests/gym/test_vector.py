@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
 import envgym
-from envgym.errors import EpisodeOrderError, RewardError
+from envgym.errors import ContractError, EpisodeOrderError, RewardError
 from envgym.spaces import SHARED_MEMORY_BYTES, TextSpace
 from envgym.vector import TextVectorEnv, batch_infos, make_vec
 from envgym.wrappers import RewardScale
@@ -162,7 +162,11 @@ def test_a_vector_environment_is_not_stepped_out_of_order():
 @pytest.mark.parametrize(
     ("reward", "components", "message"),
     [
-        (0.5, {"a": 0.25}, r"copy 1: the reward components sum to 0\.25, but the reward is 0\.5"),
+        (0.5, {"a": 0.25}, r"copy 1: the reward components \{'a': 0\.25\} sum to 0\.25, but the reward is 0\.5"),
+        (float("inf"), {"a": float("inf")}, "copy 1: a reward must be a finite number"),
+        ("1", {}, r"copy 1: the reward is '1' \(str\); it must be a number"),
+        (0.5, {"a": "0.5"}, "copy 1: the reward component 'a' is '0.5'"),
+        (0.5, {7: 0.5}, "copy 1: info\\['reward_components'\\] has the key 7"),
         (float("nan"), {}, "copy 1: a reward must be a finite number"),
         (float("inf"), None, "copy 1: a reward must be a finite number"),
     ],
@@ -181,6 +185,104 @@ def test_a_wrong_reward_names_its_copy(mode, reward, components, message):
         envs.reset(seed=0)
         with pytest.raises(RewardError, match=message):
             envs.step(["fine", "wrong"])
+
+
+BROKEN = {
+    "observation": (7, "copy 1: the observation is 7"),
+    "surrogate": ("\ud800", "copy 1: the observation holds .* at character 0"),
+    "terminated": (0, "copy 1: terminated is 0"),
+    "truncated": (None, "copy 1: truncated is None"),
+    "role": ("system", "copy 1: info\\['role'\\] is 'system'"),
+    "success": ("yes", "copy 1: info\\['success'\\] is 'yes'"),
+    "action_error": (3, "copy 1: info\\['action_error'\\] is 3"),
+    "info": (None, "copy 1: info is None"),
+    "tuple": (None, "copy 1: step returned .*; return"),
+}
+
+
+@pytest.mark.parametrize("part", BROKEN)
+def test_what_the_guard_refuses_is_refused_with_the_number_of_the_copy(part):
+    value, message = BROKEN[part]
+
+    class Broken(Countdown):
+        def step(self, action):
+            step = super().step(action)
+            if action == "fine":
+                return step
+            if part == "tuple":
+                return step[:4]
+            if part in ("role", "success", "action_error"):
+                return step._replace(info={**step.info, part: value})
+            return step._replace(**{"observation" if part == "surrogate" else part: value})
+
+    envs = TextVectorEnv([Broken] * 2)
+    envs.reset(seed=0)
+    envs.step(["fine", "fine"])
+    with pytest.raises(ContractError, match=message):
+        envs.step(["fine", "broken"])
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("result", [(7, {}), ("", None), "text", ("", {"success": 1})])
+def test_a_wrong_reset_names_its_copy(mode, result):
+    class Broken(Countdown):
+        def reset(self, *, seed=None, options=None):
+            fine = super().reset(seed=seed)
+            return fine if seed is not None and seed != 1 else result
+
+    with pytest.raises(ContractError, match="copy 1: "):
+        TextVectorEnv([Broken] * 2, autoreset_mode=mode).reset(seed=0)
+    if mode is not AutoresetMode.DISABLED:
+        envs = TextVectorEnv([lambda: Broken(length=1)] * 2, autoreset_mode=mode)
+        envs.reset(seed=[5, 6])
+        with pytest.raises(ContractError, match="copy 0: "):
+            for _ in range(2):
+                envs.step(["", ""])
+
+
+def test_text_beyond_ascii_and_numbers_of_other_types_pass_the_checks():
+    class Wide(Countdown):
+        def step(self, action):
+            step = super().step(action)
+            return step._replace(
+                observation="größer \U0001f600", reward=1, info={"reward_components": {"é": 1}, "state": {"n": [1]}}
+            )
+
+    envs = TextVectorEnv([Wide] * 2)
+    envs.reset(seed=0)
+    observations, rewards, _, _, infos = envs.step(["", ""])
+    assert observations == ("größer \U0001f600",) * 2 and rewards.dtype == np.float64 and rewards.tolist() == [1, 1]
+    assert infos["reward_components"]["é"].tolist() == [1, 1] and infos["state"]["n"].tolist() == [[1], [1]]
+
+
+def test_rewards_may_differ_from_the_sums_of_their_components_by_rounding():
+    envs = make_vec(IDS[0], 3, wrappers=[lambda env: RewardScale(env, 0.1)], autoreset_mode="SameStep")
+    envs.reset(seed=0)
+    for guess in range(1, 65):
+        envs.step([str(guess), "x", str(65 - guess)])
+
+
+def test_a_mask_before_the_first_reset_starts_only_its_copies():
+    envs = make_vec(IDS[0], 2)
+    envs.reset(seed=0, options={"reset_mask": np.array([True, False])})
+    with pytest.raises(EpisodeOrderError, match="before reset"):
+        envs.step(["1", "1"])
+    envs.reset(seed=0, options={"reset_mask": np.array([False, True])})
+    envs.step(["1", "1"])
+
+
+def test_reset_leaves_the_callers_options_as_they_are_and_names_a_wrong_mask():
+    envs = make_vec(IDS[0], 2)
+    options = {"reset_mask": np.array([True, True]), "other": 1}
+    envs.reset(seed=0, options=options)
+    assert set(options) == {"reset_mask", "other"}
+    with pytest.raises(TypeError, match="array of bool"):
+        envs.reset(options={"reset_mask": [True, True]})
+    for mask in (np.array([True]), np.array([False, False])):
+        with pytest.raises(ValueError, match=r"shape \(2,\) and one true"):
+            envs.reset(options={"reset_mask": mask})
+    with pytest.raises(ValueError, match="one seed for each of 2 copies, got 3"):
+        envs.reset(seed=[1, 2, 3])
 
 
 def test_wrappers_and_limits_are_put_around_every_copy():

@@ -1,9 +1,14 @@
 """The turn limit cuts where it should, and the guard refuses what breaks the contract."""
 
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
 from envgym import Step, TextEnv, TruncationReason
-from envgym.errors import EpisodeOrderError, RewardError
+from envgym.errors import ContractError, EnvGymError, EpisodeOrderError, RewardError
 from envgym.wrappers import EpisodeGuard, MaxTurns
 
 
@@ -140,3 +145,132 @@ def test_a_component_that_is_not_finite_is_an_error():
     step = Step("x", 0.0, False, False, {"reward_components": {"a": float("nan")}})
     with pytest.raises(RewardError, match="sum to nan"):
         run(EpisodeGuard(Script(step)), 1)
+
+
+# -- types -----------------------------------------------------------------------------------------------------------
+
+
+def returned(**changes):
+    fields = {"observation": "on", "reward": 0.5, "terminated": False, "truncated": False, "info": {}, **changes}
+    return tuple(fields.values())
+
+
+FLAG = r"it must be True or False. A step is \(observation, reward, terminated, truncated, info\)"
+WRONG_STEPS = [
+    ({"observation": None}, r"the observation is None \(NoneType\); it must be a string"),
+    ({"observation": b"on"}, r"the observation is b'on' \(bytes\); it must be a string"),
+    ({"observation": ["on"]}, r"the observation is \['on'\] \(list\); it must be a string"),
+    ({"observation": "a\ud800"}, r"the observation holds '\\ud800' at character 1, half of a surrogate pair, .* UTF-8"),
+    ({"terminated": "False"}, rf"terminated is 'False' \(str\); {FLAG}"),
+    ({"terminated": None}, rf"terminated is None \(NoneType\); {FLAG}"),
+    ({"truncated": 1.5}, rf"truncated is 1.5 \(float\); {FLAG}"),
+    ({"truncated": 0}, rf"truncated is 0 \(int\); {FLAG}"),
+    ({"truncated": np.array([False, True])}, rf"truncated is array.* \(ndarray\); {FLAG}"),
+    ({"info": None}, r"info is None \(NoneType\); it must be a dict"),
+    ({"info": [("role", "user")]}, r"info is .* \(list\); it must be a dict"),
+    ({"info": {"role": "system"}}, r"info\['role'\] is 'system' \(str\); it must be 'user' or 'tool'"),
+    ({"info": {"role": None}}, r"info\['role'\] is None \(NoneType\); it must be 'user' or 'tool'"),
+    ({"info": {"role": ["user"]}}, r"info\['role'\] is \['user'\] \(list\); it must be 'user' or 'tool'"),
+    ({"info": {"action_error": True}}, r"info\['action_error'\] is True \(bool\); say in a string"),
+    ({"info": {"action_error": "\udc00"}}, r"info\['action_error'\] holds '\\udc00' at character 0"),
+    ({"info": {"success": math.nan}}, r"info\['success'\] is nan \(float\); it must be True or False, or None"),
+    ({"info": {"success": "false"}}, r"info\['success'\] is 'false' \(str\); it must be True or False, or None"),
+    ({"info": {"success": 1}}, r"info\['success'\] is 1 \(int\); it must be True or False, or None"),
+]
+WRONG_REWARDS = [
+    ({"reward": "0.5"}, r"the reward is '0.5' \(str\); it must be a number"),
+    ({"reward": None}, r"the reward is None \(NoneType\); it must be a number"),
+    ({"reward": Decimal("0.5")}, r"the reward is Decimal\('0.5'\) \(Decimal\); it must be a number"),
+    ({"reward": 1 + 0j}, r"the reward is \(1\+0j\) \(complex\); it must be a number"),
+    ({"reward": np.array([0.5])}, r"the reward is array\(\[0.5\]\) \(ndarray\); it must be a number"),
+    ({"reward": math.nan}, "a reward must be a finite number, got nan"),
+    ({"reward": 10**400}, r"a reward must be a finite number, got 1000.*\(int\)"),
+    ({"info": {"reward_components": [0.5]}}, r"info\['reward_components'\] is \[0.5\] \(list\); it must be a dict"),
+    ({"info": {"reward_components": {"a": "0.5"}}}, r"the reward component 'a' is '0.5' \(str\); it must be a number"),
+    ({"info": {"reward_components": {"a": None}}}, r"the reward component 'a' is None \(NoneType\)"),
+    ({"info": {"reward_components": {1: 0.5}}}, r"has the key 1 \(int\); the name of a component is a string"),
+    ({"info": {"reward_components": {"\ud800": 0.5}}}, "the name of a reward component holds"),
+    ({"reward": 0.0, "info": {"reward_components": {"a": 1e308, "b": 1e308}}}, "sum to nan, but the reward is 0.0"),
+    ({"reward": 1e308, "info": {"reward_components": {"a": 1e308, "b": 1e308}}}, "sum to nan, but the reward is 1e"),
+    ({"reward": 0.0, "info": {"reward_components": {"a": 10**400}}}, "sum to nan, but the reward is 0.0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG_STEPS)
+def test_a_step_of_the_wrong_types_is_an_error_that_says_what_to_return(changes, message):
+    for env in (Script(returned(**changes)), MaxTurns(Script(returned(**changes)), 1)):
+        with pytest.raises(ContractError, match=f"^Script: {message}"):
+            run(EpisodeGuard(env), 1)
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG_REWARDS)
+def test_a_reward_that_is_no_number_is_an_error_that_says_what_to_return(changes, message):
+    with pytest.raises(RewardError, match=f"^Script: .*{message}"):
+        run(EpisodeGuard(Script(returned(**changes))), 1)
+
+
+@pytest.mark.parametrize("result", [None, "on", ("on", 0.5, False, {}), ["on", 0.5, False, False, {}]])
+def test_a_step_of_another_form_is_an_error(result):
+    for env in (Script(result), MaxTurns(Script(result), 3)):
+        with pytest.raises(
+            ContractError, match=r"^Script: step returned .*; return \(observation, reward, terminated, tr"
+        ):
+            run(EpisodeGuard(env), 1)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("start", r"reset returned 'start' \(str\); return \(observation, info\)"),
+        (("start",), r"reset returned \('start',\) \(tuple\); return \(observation, info\)"),
+        ((7, {}), r"the observation is 7 \(int\); it must be a string"),
+        (("\udc80", {}), r"the observation holds '\\udc80' at character 0"),
+        (("start", None), r"info is None \(NoneType\); it must be a dict"),
+        (("start", {"role": "assistant"}), r"info\['role'\] is 'assistant'"),
+        (("start", {"success": "no"}), r"info\['success'\] is 'no'"),
+    ],
+)
+def test_a_reset_of_the_wrong_types_is_an_error_and_starts_no_episode(result, message):
+    class Resets(Script):
+        def reset(self, *, seed=None, options=None):
+            return result
+
+    env = EpisodeGuard(Resets())
+    with pytest.raises(ContractError, match=f"^Resets: {message}"):
+        env.reset(seed=0)
+    with pytest.raises(EpisodeOrderError):
+        env.step("x")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"observation": "日本 🙂"},
+        {"observation": type("Text", (str,), {})("on")},
+        {"terminated": np.bool_(True)},
+        {"truncated": np.bool_(False)},
+        {"reward": 1},
+        {"reward": True},
+        {"reward": np.float32(0.5)},
+        {"reward": np.int64(2)},
+        {"reward": Fraction(1, 2)},
+        {"reward": np.float32(0.5), "info": {"reward_components": {"a": np.float32(0.25), "b": np.float64(0.25)}}},
+        {"reward": 1.0, "info": {"reward_components": {"é": 1}}},
+        {"info": {"reward_components": None, "role": "tool", "action_error": "déjà", "success": np.bool_(True)}},
+        {"info": {"success": None, "action_error": None}},
+        {"reward": 1e308, "info": {"reward_components": {"a": 1e308}}},
+    ],
+)
+def test_numpy_and_other_numbers_are_as_good_as_pythons_and_nothing_is_changed(changes):
+    result = returned(**changes)
+    assert tuple(run(EpisodeGuard(Script(result)), 1)[0]) == result
+
+
+def test_the_errors_of_the_contract_are_of_this_library():
+    assert issubclass(RewardError, ContractError) and issubclass(ContractError, EnvGymError)
+
+
+def test_components_beyond_the_largest_float_are_a_reward_error_already_when_the_step_is_built():
+    for reward in ({"a": 1e308, "b": 1e308}, {"a": 10**400}, 10**400, -(10**400)):
+        with pytest.raises(RewardError, match="a reward must be a finite number"):
+            Step.running("x", reward)

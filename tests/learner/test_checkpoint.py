@@ -33,6 +33,28 @@ def test_a_restored_learner_goes_on_exactly_as_the_saved_one(tmp_path, dtype):
     assert all(torch.equal(tensor, loaded["critic"][name]) for name, tensor in saved["critic"].items())
 
 
+def test_a_schedule_goes_on_where_it_was(tmp_path):
+    """The rates of actor and critic that follow a restoration are those that would have followed without one."""
+
+    def rates(learner):
+        optimizers = (learner.actor_optimizer, learner.critic_optimizer)
+        return [group["lr"] for optimizer in optimizers for group in optimizer.adam.param_groups]
+
+    optimizer = {"learning_rate": 1e-3, "schedule": "cosine", "warmup_updates": 2}
+    config = make_config(actor=optimizer, critic={"optimizer": {**optimizer, "learning_rate": 3e-3}})
+    learner, other, seen = make_learner(config), make_learner(config), []
+    for iteration in (1, 2, 3, 4):
+        learner.train_on(make_samples(), seed=iteration)
+        seen.append(rates(learner))
+        if iteration == 3:
+            save_checkpoint(tmp_path, learner, {}, iteration=3, keep=1)
+    load_checkpoint(tmp_path / "000003", other)
+    other.train_on(make_samples(), seed=4)
+    assert seen[0] == [5e-4, 1.5e-3] and seen[2] == [1e-3, 3e-3]  # warming up, and at the peak
+    assert rates(other) == seen[3] == pytest.approx([5e-4, 1.5e-3])  # half of the decay
+    assert other.actor_optimizer.adam.param_groups[0]["params"][0] is next(other.actor.parameters())
+
+
 def test_a_checkpoint_before_the_first_update_can_be_loaded(tmp_path):
     learner = make_learner(make_config())
     save_checkpoint(tmp_path, learner, {}, iteration=0, keep=1)

@@ -1,8 +1,11 @@
 """Actor and critic: the right tokens scored, the same in chunks, renormalised over supports."""
 
+import weakref
+
 import pytest
 import torch
 from tiny_learner import VOCAB, make_lm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from envgym.learner import model
 from envgym.learner.model import Actor, Critic
@@ -70,6 +73,42 @@ def test_chunks_change_neither_scores_nor_gradients(monkeypatch, supports, token
     for name, gradient in whole[2].items():
         assert gradient.isfinite().all(), name
         torch.testing.assert_close(chunked[2][name], gradient, rtol=1e-10, atol=1e-12, msg=name)
+
+
+class LogitsWatch(TorchDispatchMode):
+    """Rows of the largest tensor as wide as the vocabulary, and which of them are still alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.most_rows, self._seen = 0, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            wide = isinstance(tensor, torch.Tensor) and tensor.ndim >= 2 and tensor.shape[-1] in (VOCAB, VOCAB + 1)
+            if wide and tuple(tensor.shape) != (32, VOCAB):  # the weights of the head, turned round
+                self.most_rows = max(self.most_rows, tensor.numel() // tensor.shape[-1])
+                self._seen.append(weakref.ref(tensor))
+        return result
+
+    def alive(self):
+        return sum(reference() is not None for reference in self._seen)
+
+
+@pytest.mark.parametrize("supports", [None, SUPPORTS], ids=["whole vocabulary", "supports"])
+def test_no_logits_outlive_their_chunk_and_none_is_longer(monkeypatch, supports):
+    def watched():
+        actor, watch = Actor(make_lm()), LogitsWatch()
+        with watch:
+            logprobs, entropy = actor(TOKENS, ROWS, COLS, temperature=0.7, supports=supports)
+            kept = watch.alive()
+            (logprobs.sum() + entropy.sum()).backward()
+        return watch.most_rows, kept
+
+    rows, kept = watched()
+    assert rows == len(ROWS) and kept > 0  # in one piece: what the backward pass needs is held, so this test can fail
+    monkeypatch.setattr(model, "HEAD_CHUNK_ELEMENTS", 2 * VOCAB)
+    assert watched() == (2, 0)
 
 
 def test_a_chunk_smaller_than_one_row_of_logits_still_scores(monkeypatch):

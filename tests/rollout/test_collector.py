@@ -2,14 +2,18 @@
 
 import asyncio
 import dataclasses
+import signal
+import subprocess
+import sys
 import threading
 import time
 
 import gymnasium
 import pytest
-from fakes import Countdown, ScriptedPolicy
+from fakes import Countdown, ScriptedPolicy, registered
 
 import envgym
+from envgym.agent import Agent, Player
 from envgym.agents.policy_agent import PolicyAgent
 from envgym.errors import CollectionError, UnplayableError
 from envgym.policies.tiny_model import byte_tokenizer, create_model
@@ -312,3 +316,396 @@ def test_what_an_event_loop_takes_for_its_own_is_a_failed_episode_like_any_other
     finally:
         gymnasium.registry.pop("test/Odd-v0")
     assert (report.episodes, report.failed) == (0, 5)
+
+
+# -- environments and agents that hang -------------------------------------------------------------------------------
+
+
+class Hanging(Countdown):
+    """Hangs in the step, reset or constructor that its class names, for one seed, until it is let go."""
+
+    def __init__(self, where="step", seed=1, closed=None, **settings):
+        super().__init__(**settings)
+        self.where, self.hanging_seed, self.closings = where, seed, [] if closed is None else closed
+        self.go = threading.Event()
+        self.busy = False
+
+    def wait(self, where):
+        if where == self.where and self.seed == self.hanging_seed:
+            self.busy = True
+            self.go.wait(20)
+            self.busy = False
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed, options=options)
+        self.wait("reset")
+        return result
+
+    def step(self, action):
+        self.wait("step")
+        return super().step(action)
+
+    def close(self):
+        assert not self.busy, "closed while it was stepped"
+        self.closings.append((self.seed, threading.current_thread().name))
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_a_call_that_takes_too_long_fails_its_episode_alone(where):
+    made = []
+
+    def make_env():
+        made.append(Hanging(where))
+        return made[-1]
+
+    collector = Collector(make_env, concurrency=2, num_threads=2, step_timeout_s=0.2)
+    started = time.perf_counter()
+    collection = collector.collect(ECHO, requests(6, spares=(1,)))
+    assert time.perf_counter() - started < 5
+    assert [trajectory.seed for trajectory in collection.trajectories] == [0, 101, 2, 3, 4, 5]
+    assert [trajectory.failure for trajectory in collection.failed] == [
+        f"StepTimeoutError: {where} took longer than 0.2 s"
+    ]
+    collector.close()
+    assert time.perf_counter() - started < 5, "closing waited for the thread that hangs"
+    hanging = next(env for env in made if env.busy)
+    assert len(made) == 3 and hanging.closings == []  # not while its step is running
+    hanging.go.set()
+    deadline = time.monotonic() + 5
+    while not hanging.closings and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert hanging.closings[0][1].startswith("envgym-env")  # by its own thread, once it is back
+    assert all(len(env.closings) == 1 for env in made)
+
+
+def test_threads_that_hang_take_nobodys_place():
+    class Stuck(Hanging):
+        def wait(self, where):
+            if where == "step" and self.seed % 2:
+                self.go.wait(20)
+
+    collector = Collector(Stuck, concurrency=1, num_threads=1, step_timeout_s=0.05)
+    collection = collector.collect(ECHO, requests(10), allow_missing=True)
+    assert [trajectory.seed for trajectory in collection.trajectories] == [0, 2, 4, 6, 8]
+    assert collection.missing == (1, 3, 5, 7, 9)
+    collector.close()
+
+
+def test_the_time_limit_does_not_count_the_wait_for_a_thread():
+    collector = Collector(
+        lambda: Countdown(length=1, delay=lambda seed, turn: 0.1), concurrency=6, num_threads=1, step_timeout_s=0.3
+    )
+    collection = collector.collect(ECHO, requests(6), allow_missing=True)
+    assert len(collection.trajectories) == 6 and collection.failed == ()
+    collector.close()
+
+
+def test_time_limits_that_are_none_are_refused():
+    for limit in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="step_timeout_s must be positive, or None for no limit"):
+            Collector(Countdown, step_timeout_s=limit)
+    collector = Collector(Countdown, step_timeout_s=None)
+    assert len(collector.collect(ECHO, requests(2)).trajectories) == 2
+    collector.close()
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import envgym
+from envgym import Step, TextEnv
+
+class Hang(TextEnv):
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "go", {}
+    def step(self, action):
+        if sys.argv[1] == "step":
+            print("hangs", flush=True)
+            time.sleep(60)
+        return Step.terminal("over")
+
+def act(observation):
+    if sys.argv[1] == "act":
+        print("hangs", flush=True)
+        time.sleep(60)
+    return "x"
+
+envgym.register("test/Hang-v0", Hang)
+envgym.evaluate(act, "test/Hang-v0", episodes=2)
+"""
+
+
+@pytest.mark.parametrize("where", ["step", "act"])
+def test_an_interrupt_ends_the_program_though_a_call_hangs(where):
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, where], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert program.stdout.readline() == b"hangs\n"
+        started = time.perf_counter()
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=30)
+    finally:
+        program.kill()
+    assert time.perf_counter() - started < 8
+    assert errors.strip().endswith(b"KeyboardInterrupt")
+
+
+def test_an_interrupted_step_is_not_met_by_the_next_collection():
+    collector = Collector(lambda: Hanging(seed=0), concurrency=2, num_threads=2)
+
+    def stop(index, trajectory):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collector.collect(ECHO, requests(3), on_episode=stop)
+    again = [EpisodeRequest(seed, seed) for seed in (5, 6)]
+    assert [trajectory.seed for trajectory in collector.collect(ECHO, again).trajectories] == [5, 6]
+    collector.close()
+
+
+# -- environments that cannot be made again --------------------------------------------------------------------------
+
+
+def test_a_replacement_that_cannot_be_made_fails_the_episodes_it_was_for_and_is_tried_again():
+    made = []
+
+    def make_env():
+        made.append(None)
+        if len(made) in (2, 3):
+            raise OSError("no room for another sandbox")
+        return Countdown(fail_step=lambda seed, turn: seed == 1)
+
+    collector = Collector(make_env, concurrency=1)
+    collection = collector.collect(ECHO, requests(6), allow_missing=True)
+    assert [trajectory.seed for trajectory in collection.trajectories] == [0, 4, 5]
+    assert [trajectory.failure.partition(" (")[0] for trajectory in collection.failed] == [
+        "OSError: the sandbox died",
+        "OSError: no room for another sandbox",
+        "OSError: no room for another sandbox",
+    ]
+    assert {trajectory.env_id for trajectory in collection.failed} == {"Countdown"}
+    collector.close()
+
+
+def test_environments_that_cannot_be_made_at_all_are_the_callers_error_unless_it_says_which_they_are():
+    def make_env():
+        raise OSError("no docker")
+
+    with pytest.raises(OSError, match="no docker"):
+        Collector(make_env).collect(ECHO, requests(3), allow_missing=True)
+    collection = Collector(make_env, env_id="t/E-v0").collect(ECHO, requests(3), allow_missing=True)
+    assert [(trajectory.env_id, trajectory.seed) for trajectory in collection.failed] == [
+        ("t/E-v0", s) for s in range(3)
+    ]
+    assert collection.missing == (0, 1, 2) and collection.unplayable is None
+
+
+# -- agents that cannot start ----------------------------------------------------------------------------------------
+
+
+class Starting(Agent):
+    """Starts as `start` says for odd seeds, and plays otherwise."""
+
+    def __init__(self, odd):
+        self.odd = odd
+
+    def start(self, env, *, seed):
+        return self.odd() if seed % 2 else ECHO.start(env, seed=seed)
+
+
+def broken_start():
+    raise ConnectionError("the model is gone")
+
+
+@pytest.mark.parametrize(
+    ("odd", "failure"),
+    [
+        (broken_start, "ConnectionError: the model is gone"),
+        (lambda: None, "TypeError: the start of an agent must return a Player, got NoneType"),
+        (lambda: "x", "TypeError: the start of an agent must return a Player, got str"),
+    ],
+)
+def test_an_agent_that_cannot_start_an_episode_fails_that_one(odd, failure):
+    collection = collect(Starting(odd), requests(5), allow_missing=True)
+    assert [trajectory.seed for trajectory in collection.trajectories] == [0, 2, 4]
+    assert all(trajectory.failure.startswith(failure) for trajectory in collection.failed)
+    assert collection.missing == (1, 3)
+
+
+def test_an_agent_that_says_it_cannot_play_ends_the_collection():
+    def refuse():
+        raise ValueError("this agent plays chess")
+
+    with pytest.raises(ValueError, match="this agent plays chess"):
+        collect(Starting(refuse), requests(5), allow_missing=True)
+
+
+# -- first prompts that are too long ---------------------------------------------------------------------------------
+
+
+class Wordy(Countdown):
+    """Begins with a long observation for some seeds."""
+
+    def __init__(self, long=lambda seed: seed % 2 == 1, **settings):
+        super().__init__(**settings)
+        self.long = long
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return (observation * 100 if self.long(self.seed) else observation), info
+
+
+def wordy_agent(context_length=120):
+    replies = lambda prompt, seed: ([104, RENDERER.stop_token_ids[0]], "stop")  # noqa: E731
+    return PolicyAgent(ScriptedPolicy(replies, context_length=context_length), RENDERER, SamplingParams())
+
+
+def test_a_first_prompt_that_is_too_long_for_one_seed_is_replaced_by_another():
+    made = []
+
+    def make_env():
+        made.append(Wordy(long=lambda seed: seed == 1, length=1))
+        return made[-1]
+
+    collector = Collector(make_env, concurrency=2)
+    agent = wordy_agent()
+    collection = collector.collect(agent, requests(4, spares=(1, 2)))
+    assert [trajectory.seed for trajectory in collection.trajectories] == [0, 101, 2, 3]
+    assert collection.failed[0].failure.startswith("PromptLengthError: the first prompt has ")
+    assert collection.unplayable is None
+    assert len(made) == 2 and not any(env.closed for env in made)  # nothing is wrong with the environment
+    assert not agent.policy.sessions
+    collector.close()
+
+
+def test_only_where_every_first_prompt_is_too_long_is_that_the_answer():
+    collector = Collector(lambda: Wordy(long=lambda seed: True), concurrency=2)
+    collection = collector.collect(wordy_agent(), requests(4), allow_missing=True)
+    assert collection.missing == (0, 1, 2, 3) and "the policy's context holds 120" in str(collection.unplayable)
+    with pytest.raises(UnplayableError, match="the policy's context holds 120"):
+        collector.collect(wordy_agent(), requests(4, spares=(1, 2)))
+    collector.close()
+
+
+def test_an_evaluation_goes_on_after_first_prompts_that_are_too_long_and_so_does_its_resumption(tmp_path):
+    class Named(PolicyAgent):
+        """A policy agent that can be identified."""
+
+        def settings(self):
+            return {}
+
+    replies = lambda prompt, seed: ([104, RENDERER.stop_token_ids[0]], "stop")  # noqa: E731
+    agent = Named(ScriptedPolicy(replies, context_length=120), RENDERER, SamplingParams())
+    env_id = registered("Wordy", Wordy, kwargs={"length": 1})
+    for _ in range(2):  # the second time only those that failed are played
+        report = envgym.evaluate(agent, env_id, episodes=4, results=tmp_path / "results")[env_id]
+        assert (report.episodes, report.failed) == (2, 2)
+    always = registered("AlwaysWordy", Wordy, kwargs={"long": lambda seed: True})
+    with pytest.raises(UnplayableError, match="the policy's context holds 120"):
+        envgym.evaluate(agent, always, episodes=3)
+
+
+# -- attempts --------------------------------------------------------------------------------------------------------
+
+
+def test_more_attempts_change_nothing_about_those_before():
+    few, many = (training_requests(4, "train", 2, range(5), max_attempts=count) for count in (3, 9))
+    assert [(r.seed, r.agent_seed, r.spare_seeds) for r in few] == [
+        (r.seed, r.agent_seed, r.spare_seeds[:2]) for r in many
+    ]
+    assert {len(r.spare_seeds) for r in many} == {8}
+    assert {r.spare_seeds for r in training_requests(4, "train", 2, range(5), max_attempts=1)} == {()}
+
+
+def test_a_burst_of_failures_is_waited_for(monkeypatch):
+    monkeypatch.setattr("envgym.rollout.collector.FIRST_PAUSE_S", 0.05)
+    up = time.monotonic() + 0.3
+
+    collector = Collector(lambda: Countdown(length=1, fail_reset=lambda seed: time.monotonic() < up), concurrency=1)
+    collection = collector.collect(ECHO, requests(1, spares=range(1, 8)))
+    assert len(collection.trajectories) == 1 and 3 < len(collection.failed) < 8
+    collector.close()
+
+
+# -- agents that block -----------------------------------------------------------------------------------------------
+
+
+def test_slow_functions_act_at_the_same_time():
+    running, most, lock = 0, 0, threading.Lock()
+
+    def slow(observation):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.03)
+        with lock:
+            running -= 1
+        return "x"
+
+    collection = collect(FunctionAgent(slow), requests(6), concurrency=6, num_threads=1, length=2)
+    assert most == 6 and all(t.turns[0].action == "x" for t in collection.trajectories)
+
+
+def test_a_player_that_blocks_is_called_by_one_thread_at_a_time_and_a_cheap_one_by_none():
+    loop_threads, calls, lock = set(), [], threading.Lock()
+
+    class Watched(Player):
+        def __init__(self, blocking):
+            self.blocking, self.inside = blocking, threading.Lock()
+
+        def act(self, observation, info):
+            assert self.inside.acquire(blocking=False), "called by two threads at a time"
+            time.sleep(0.002)
+            with lock:
+                calls.append(threading.current_thread().name)
+            self.inside.release()
+            return "x"
+
+        def close(self):
+            assert self.inside.acquire(blocking=False), "closed in mid-call"
+            loop_threads.add(threading.current_thread().name)
+
+    class Watching(Agent):
+        def __init__(self, blocking):
+            self.blocking = blocking
+
+        def start(self, env, *, seed):
+            return Watched(self.blocking)
+
+    assert len(collect(Watching(True), requests(6)).trajectories) == 6
+    assert len(calls) == 18 and all(name.startswith("envgym-agent") for name in calls)
+    calls.clear()
+    assert len(collect(Watching(False), requests(6)).trajectories) == 6
+    assert len(calls) == 18 and set(calls) == loop_threads
+
+
+def test_an_async_function_is_an_agent():
+    waiting = []
+
+    async def act(observation):
+        waiting.append(threading.current_thread().name)
+        await asyncio.sleep(0.01)
+        return "later"
+
+    class Callable:
+        async def __call__(self, observation):
+            return "later"
+
+    for agent in (act, Callable(), lambda observation: act(observation)):
+        collection = collect(FunctionAgent(agent), requests(3), length=1)
+        assert [t.turns[0].action for t in collection.trajectories] == ["later"] * 3
+        assert run_episode(Countdown(length=1), agent).turns[0].action == "later"
+    assert not any(name.startswith("envgym-agent") for name in waiting)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), StopIteration()])
+def test_an_agent_that_raises_what_is_not_its_own_fails_its_episode(error):
+    class Odd(Player):
+        def act(self, observation, info):
+            raise error
+
+    collection = collect(Starting(Odd), requests(4), allow_missing=True)
+    assert [trajectory.seed for trajectory in collection.trajectories] == [0, 2]
+    assert collection.missing == (1, 3)

@@ -2,18 +2,20 @@
 
 import asyncio
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 from fakes import Countdown, ScriptedPolicy, registered
 
 import envgym
 from envgym import Step, TextEnv, Trajectory, TruncationReason, run_episode
-from envgym.agent import Agent, Player
+from envgym.agent import Action, Agent, Player, PromptTooLong
 from envgym.agents.policy_agent import PolicyAgent
 from envgym.errors import UnknownIdError, UnplayableError
 from envgym.policies.tiny_model import byte_tokenizer
 from envgym.rendering import ChatMLRenderer
-from envgym.types import SamplingParams
+from envgym.types import Completion, SamplingParams
 
 TOKENIZER = byte_tokenizer()
 RENDERER = ChatMLRenderer(TOKENIZER)
@@ -226,6 +228,101 @@ def test_an_agent_that_does_not_answer_with_text_fails_clearly(reply):
     assert f"an agent must answer with a string, got {type(reply).__name__}" in trajectory.failure
 
 
+SAID = Completion((1, 2), (-0.5, -1.0), "stop")
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure"),
+    [
+        ("a\ud800", "ValueError: an agent's text must be encodable as UTF-8, but it holds '\\ud800' at character 1"),
+        (Action("\udfff", (), SAID), "ValueError: an agent's text must be encodable as UTF-8"),
+        (Action(None, (), SAID), "TypeError: the text of an Action must be a string, got NoneType"),
+        (Action(b"x", (), SAID), "TypeError: the text of an Action must be a string, got bytes"),
+        (Action("x", None, SAID), "TypeError: observation_ids must be a tuple of integers, got NoneType"),
+        (Action("x", (1, "2"), SAID), "TypeError: observation_ids must be integers, got str"),
+        (Action("x", (1, True), SAID), "TypeError: observation_ids must be integers, got bool"),
+        (Action("x", (np.int64(3),), SAID), "TypeError: observation_ids must be integers, got int64"),
+        (Action("x", (), None), "TypeError: the completion of an Action must be a Completion, got NoneType"),
+        (Action("x", (), "said"), "TypeError: the completion of an Action must be a Completion, got str"),
+        (
+            Action("x", (), Completion((1.0,), (0.0,), "stop")),
+            "TypeError: the token_ids of a Completion must be integers, got float",
+        ),
+        (
+            Action("x", (), Completion((1,), (math.nan,), "stop")),
+            "ValueError: the logprobs of a Completion must be finite",
+        ),
+        (
+            Action("x", (), Completion((1,), ("0",), "stop")),
+            "TypeError: the logprobs of a Completion must be floats, got str",
+        ),
+        (
+            Action("x", (), Completion((), (), "over")),
+            "ValueError: the finish_reason of a Completion must be one of stop, length, context, abort, got 'over'",
+        ),
+        (
+            Action("x", (), Completion((1,), (0.0,), "stop", ((0, 1, 1),))),
+            "TypeError: the version_spans of a Completion must be VersionSpans, got tuple",
+        ),
+        (
+            Action("x", (), Completion((1,), (0.0,), "stop", (), ((1, 2.5),))),
+            "TypeError: the support of a Completion must be integers, got float",
+        ),
+    ],
+)
+def test_a_reply_that_is_wrong_inside_fails_the_episode_and_says_what_it_should_be(reply, failure):
+    env = Countdown()
+    trajectory = run_episode(env, Recording([reply]))
+    assert trajectory.failure.startswith(failure)
+    assert env.actions == [] and trajectory.turns == ()
+    assert Trajectory.from_json(trajectory.to_json()) == trajectory
+
+
+@pytest.mark.parametrize("ids", [None, (1, "2"), (1.0,)])
+def test_tokens_of_the_final_observation_are_checked_like_those_of_an_action(ids):
+    class Odd(Player):
+        def act(self, observation, info):
+            return "x"
+
+        def final_observation_ids(self, observation, info):
+            return ids
+
+    class OddAgent(Agent):
+        def start(self, env, *, seed):
+            return Odd()
+
+    trajectory = run_episode(Countdown(length=1), OddAgent())
+    assert trajectory.failure.startswith("TypeError: final_observation_ids must be")
+    overflow = run_episode(Countdown(), Recording(["a", PromptTooLong(ids)]))
+    assert overflow.failure.startswith("TypeError: observation_ids must be")
+
+
+def test_options_are_recorded_as_they_were_given():
+    class Meddling(Countdown):
+        def reset(self, *, seed=None, options=None):
+            options["list"].append("meddled")
+            options["new"] = 1
+            return super().reset(seed=seed, options=options)
+
+    options = {"list": [1, {"a": 2}]}
+    trajectory = run_episode(Meddling(), lambda _: "x", options=options)
+    assert options == {"list": [1, {"a": 2}]}, "the environment changed what belongs to the caller"
+    options["list"][1]["a"] = 3
+    assert trajectory.options == {"list": [1, {"a": 2}]}
+
+
+@pytest.mark.parametrize("value", [object(), math.nan, "\ud800", {1, 2}])
+def test_options_that_cannot_be_written_down_are_the_callers_error(value):
+    with pytest.raises(ValueError, match="everything in options must be JSON-serialisable"):
+        run_episode(Countdown(), lambda _: "x", options={"k": value})
+
+
+def test_rewards_that_do_not_add_up_to_a_number_fail_the_episode():
+    trajectory = run_episode(Countdown(reward=1e308), lambda _: "x")
+    assert trajectory.failure.startswith("RewardError: the rewards of the episode sum to inf")
+    assert len(trajectory.turns) == 2
+
+
 def test_an_agent_that_raises_fails_the_episode_and_is_closed():
     agent = Recording([KeyError("lost")])
     trajectory = run_episode(Countdown(), agent)
@@ -258,8 +355,6 @@ def test_a_truncation_without_a_reason_fails_the_episode_and_says_what_to_return
 
 
 def test_numpy_numbers_in_rewards_components_and_success_become_plain_ones():
-    import numpy as np
-
     class Numpy(TextEnv):
         def step(self, action):
             info = {"reward_components": {"a": np.float32(0.5)}, "success": np.bool_(True)}

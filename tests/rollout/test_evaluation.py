@@ -100,8 +100,9 @@ def test_a_report_by_hand():
         ],
     )
     assert (report.env_id, report.agent, report.episodes, report.failed) == ("t/E-v0", "me", 3, 1)
-    assert (report.success, report.mean_return) == (0.5, pytest.approx(1 / 3))
-    assert report.success_error == 0.0  # one task, whose two attempts cancel
+    # The third episode ended without a word about success, in an environment that has such a notion: no success.
+    assert (report.success, report.mean_return) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert report.success_error == pytest.approx(clustered_standard_error([1, 0, 0], [1, 1, 2]))
     returns = [1.5, 0.0, -0.5]
     assert report.return_error == pytest.approx(clustered_standard_error(returns, [1, 1, 2]))
     assert report.reward_per_turn == pytest.approx(1.0 / 4)
@@ -116,7 +117,10 @@ def test_a_report_by_hand():
 def test_a_report_over_failures_alone_scores_nothing():
     report = summarise("t/E-v0", "me", [episode(1, [], failure="OSError: gone")])
     assert (report.episodes, report.failed, report.success, report.endings) == (0, 1, None, {})
-    assert "success" not in report.metrics()
+    assert (report.mean_return, report.return_error, report.reward_per_turn) == (None, None, None)
+    assert (report.turns, report.action_tokens, report.prompt_tokens, report.seconds) == (None, None, None, None)
+    assert (report.terminated, report.truncated, report.action_errors) == (None, None, None)
+    assert report.metrics() == {"failed": 1.0}
 
 
 def test_an_environment_without_a_notion_of_success_reports_none():
@@ -189,6 +193,29 @@ def test_a_turn_limit_of_the_evaluation_replaces_the_registered_one():
     env_id = registered("Short", max_turns=5, kwargs={"ending": "never"})
     assert evaluate(Dice(), env_id, episodes=2, max_turns=2)[env_id].endings == {"max_turns": 1.0}
     assert evaluate(Dice(), env_id, episodes=2, max_turns=2)[env_id].turns == 2.0
+
+
+def test_arguments_of_the_environment_go_before_the_registered_ones():
+    ids = [registered("ArgsA", kwargs={"length": 5}), registered("ArgsB", kwargs={"length": 6, "reward": 1.0})]
+    evaluation = evaluate(Dice(), ids, episodes=2, env_kwargs={"length": 2})
+    assert [evaluation[i].turns for i in ids] == [2.0, 2.0]
+    assert [evaluation[i].mean_return for i in ids] == [1.0, 2.0]
+    with pytest.raises(ValueError, match=r"'test/ArgsA-v0' takes no argument 'lenght'; it takes .*length"):
+        evaluate(Dice(), ids, episodes=2, env_kwargs={"lenght": 2})
+
+
+def test_an_evaluation_of_several_environments_reads_as_a_table_with_an_overall_column():
+    ids = [registered("TableA", kwargs={"length": 1}), registered("TableB", kwargs={"length": 3})]
+    lines = str(evaluate(Dice(), ids, episodes=4)).splitlines()
+    assert lines[0] == "dice" and lines[1].split() == [*ids, "overall"]
+    rows = {line.split("  ")[0]: line.split()[1:] for line in lines[2:]}
+    assert rows["turns"] == ["1.0", "3.0", "2.0"] and rows["episodes"] == ["4", "4", "8"]
+
+
+def test_a_step_that_takes_too_long_fails_its_episode():
+    env_id = registered("Slow", kwargs={"delay": lambda seed, turn: 3.0 if seed == 1 and turn == 2 else 0.0})
+    report = evaluate(Dice(), env_id, episodes=3, step_timeout_s=0.5)[env_id]
+    assert (report.episodes, report.failed) == (2, 1) and "StepTimeoutError" in next(iter(report.failures))
 
 
 def test_what_the_caller_got_wrong_is_said_before_anything_is_played():

@@ -119,19 +119,28 @@ def test_resuming_what_does_not_exist_is_an_error(tmp_path):
         train(tiny(tmp_path / "nothing"), resume=True, progress=False)
 
 
-def test_a_damaged_checkpoint_is_an_error_that_names_it(uninterrupted, tmp_path):
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_with_a_warning(uninterrupted, tmp_path, caplog):
     folder = tmp_path / "damaged"
     shutil.copytree(uninterrupted, folder)
     shard = next((folder / "checkpoints" / "000004").glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:1000])
-    with pytest.raises(
-        CheckpointError, match=r"checkpoint '.*000004' cannot be loaded \(EOFError\); delete it"
-    ) as caught:
-        train(tiny(folder), resume=True, progress=False)
-    assert "\n" not in str(caught.value)
-    shutil.rmtree(folder / "checkpoints" / "000004")
-    train(tiny(folder), resume=True, progress=False)  # as the message says
+    train(tiny(folder), resume=True, progress=False)
+    assert "000004' is damaged" in caplog.text and "has 1000 bytes" in caplog.text and "000002' is used" in caplog.text
     assert_same_run(folder, uninterrupted)
+    names = {entry.name for entry in (folder / "checkpoints").iterdir()}
+    assert names == {"000002", "000004", "000004.damaged"}
+
+
+def test_a_run_without_an_intact_checkpoint_is_an_error_that_names_all(uninterrupted, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(uninterrupted, folder)
+    (folder / "checkpoints" / "000004" / "state.json").write_text("{}")
+    (folder / "checkpoints" / "000002" / "manifest.json").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"is intact \(000004: state.json has 2 bytes.*; 000002: it has no manifest.json"
+    ):
+        train(tiny(folder), resume=True, progress=False)
+    assert {entry.name for entry in (folder / "checkpoints").iterdir()} == {"000002", "000004"}
 
 
 def test_records_that_were_cut_below_the_checkpoint_are_an_error(uninterrupted, tmp_path):

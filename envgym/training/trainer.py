@@ -6,37 +6,45 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from envgym.agent import Agent
-from envgym.agent_registry import make_agent
 from envgym.agents.policy_agent import PolicyAgent
-from envgym.config import NewModel, OptimizerConfig, TrainConfig
+from envgym.config import NewModel, TrainConfig, WarmStartConfig
 from envgym.env import TextEnv
+from envgym.errors import PromptLengthError
 from envgym.evaluation.results import EnvironmentReport, summarise
-from envgym.learner.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from envgym.learner.checkpoint import load_newest, save_checkpoint
 from envgym.learner.export import export_model
 from envgym.learner.learner import Learner, weights_dtype
-from envgym.learner.metrics import all_reduce_sum
 from envgym.learner.samples import make_sample
 from envgym.learner.sharding import is_main
 from envgym.model_folder import load_model, load_tokenizer
+from envgym.policies.sglang_policy import SGLangPolicy
 from envgym.policies.tiny_model import create_model
 from envgym.policies.torch_policy import TorchPolicy
-from envgym.progress import Phase, ProgressDisplay
 from envgym.registry import make
 from envgym.rendering import make_renderer, tools_for
 from envgym.rollout.collector import Collection, Collector, EpisodeRequest
 from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
+from envgym.rollout.staleness import dropped_metrics, lag_metrics
 from envgym.rollout.tokenising import tokenise
 from envgym.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, RunFolder
+from envgym.training.episodes import IterationEpisodes
+from envgym.training.servers import PolicyServers
+from envgym.training.warm_start import imitate_agent
 from envgym.types import SamplingParams, Trajectory
 from envgym.weight_sync.buckets import push_weights
 
+if TYPE_CHECKING:
+    from envgym.progress import Phase, ProgressDisplay
+
+_PROMPTS_CHECKED = 16
+"""First prompts that must all be too long before a run is refused: those of some seeds may be longer than others."""
 Reports = dict[str, EnvironmentReport]
 """Evaluation by kind of play: "sampled" and "greedy"."""
 
@@ -86,17 +94,18 @@ class Trainer:
         model_dir = self._model_folder()
         self.tokenizer = load_tokenizer(model_dir)
         self.renderer = make_renderer(self.tokenizer, config.renderer)
-        self.policy = TorchPolicy(
-            model_dir,
-            max_concurrency=config.rollout.concurrency,
-            device=device,
-            dtype=getattr(torch, config.dtype),
-            deterministic=config.rollout.deterministic,
-        )
-        self._check_prompt()
-        self.learner = Learner(load_model(model_dir, weights_dtype(config)), config, mesh=mesh, device=device)
         self.collectors: list[Collector] = []
-        self.training_envs = self._collector(config.env.max_turns, config.rollout.overlong_penalty)
+        self.episodes: IterationEpisodes | None = None
+        self.servers: PolicyServers | None = None
+        try:
+            self.policy = self._policy(model_dir)
+            self._check_prompt()
+            self.learner = Learner(load_model(model_dir, weights_dtype(config)), config, mesh=mesh, device=device)
+            if self.servers is not None:
+                self.servers.sleep(self.learner)
+        except BaseException:
+            self.close()
+            raise
         self.evaluation_envs = self._collector(config.evaluation.max_turns, 0.0)
 
     # -- setting up ---------------------------------------------------------------------------------------------------
@@ -125,18 +134,42 @@ class Trainer:
         dist.barrier()
         return folder
 
+    def _policy(self, model_dir: Path) -> SGLangPolicy | TorchPolicy:
+        config = self.config
+        if config.policy.kind == "sglang":
+            # Before the learner is on the device: a server that shares it measures how much memory is free.
+            self.servers = PolicyServers(config, model_dir, device=self.device)
+            return self.servers.policy
+        return TorchPolicy(
+            model_dir,
+            max_concurrency=config.rollout.concurrency,
+            device=self.device,
+            dtype=getattr(torch, config.dtype),
+            deterministic=config.rollout.deterministic,
+        )
+
     def _check_prompt(self) -> None:
-        """Renders one first prompt, so that a context that is too short is known before any work."""
+        """Renders first prompts until one fits, so that a context too short for all is known before any work."""
         env = self._make_env(self.config.env.max_turns)
+        base: Any = env.unwrapped
+        last = FIRST_TRAINING_SEED + _PROMPTS_CHECKED - 1
         try:
-            observation, info = env.reset(seed=FIRST_TRAINING_SEED)
-        except Exception:  # an environment that fails now and then is the collector's business
-            return
+            for seed in range(FIRST_TRAINING_SEED, last + 1):
+                try:
+                    observation, info = env.reset(seed=seed)
+                except Exception:  # an environment that fails now and then is the collector's business
+                    return
+                role = info.get("role", "user")
+                prompt = self.renderer.start(base.system_prompt, tools_for(env), observation, role)
+                try:
+                    self.agent().check_fits(len(prompt))
+                except PromptLengthError:
+                    if seed == last:
+                        raise
+                else:
+                    return
         finally:
             env.close()
-        base: Any = env.unwrapped
-        prompt = self.renderer.start(base.system_prompt, tools_for(env), observation, info.get("role", "user"))
-        self.agent().check_fits(len(prompt))
 
     def _make_env(self, max_turns: int | None) -> TextEnv:
         return make(self.config.env.id, max_turns=max_turns, **self.config.env.kwargs)
@@ -148,14 +181,22 @@ class Trainer:
             concurrency=rollout.concurrency,
             num_threads=rollout.num_threads,
             overlong_penalty=overlong_penalty,
+            step_timeout_s=rollout.step_timeout_s,
         )
         self.collectors.append(collector)
         return collector
 
+    def _training_envs(self) -> Collector:
+        return self._collector(self.config.env.max_turns, self.config.rollout.overlong_penalty)
+
     def close(self) -> None:
-        """Closes environments and files."""
+        """Ends episodes under way, closes environments and files, and stops servers that were started."""
+        if self.episodes is not None:
+            self.episodes.close()
         for collector in self.collectors:
             collector.close()
+        if self.servers is not None:
+            self.servers.close()
         if self.folder is not None:
             self.folder.close()
 
@@ -181,10 +222,22 @@ class Trainer:
         metrics: dict[str, float] = {}
         after: Reports = {}
         example: Trajectory | None = None
+        self.episodes = IterationEpisodes(
+            config,
+            self._training_envs,
+            self.agent(),
+            first=first,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            device=self.device,
+            recover=None if self.servers is None else lambda iteration: self._sync(iteration - 1),
+        )
+        if first <= config.num_iterations:
+            self.episodes.advance(first - 1)
         with self.display.phase("training", config.num_iterations) as phase:
             phase.advance(first - 1)
             for iteration in range(first, config.num_iterations + 1):
-                metrics, pretraining = self._iteration(iteration, pretraining, phase)
+                metrics, pretraining = self._iteration(self.episodes, iteration, pretraining, phase)
                 last = iteration == config.num_iterations
                 if last or (config.evaluation.every and iteration % config.evaluation.every == 0):
                     after, example = self.evaluate("evaluating")
@@ -200,7 +253,7 @@ class Trainer:
 
     def _begin(self) -> dict[str, Any]:
         """Warm start and first evaluation."""
-        metrics = {} if self.config.warm_start is None else self._warm_start()
+        metrics = {} if self.config.warm_start is None else self._warm_start(self.config.warm_start)
         self.learner.start_from_policy()
         self._sync(0)
         before, _ = self.evaluate("evaluating before training")
@@ -213,8 +266,31 @@ class Trainer:
         self._save(0, state)
         return {**state, "learner": {"iteration": 0}}
 
+    def _warm_start(self, warm_start: WarmStartConfig) -> dict[str, float]:
+        requests = training_requests(
+            self.config.seed,
+            "warm_start",
+            0,
+            range(warm_start.num_episodes),
+            max_attempts=self.config.rollout.max_attempts,
+        )
+        max_turns = warm_start.max_turns or self.config.env.max_turns
+        overlong_penalty = self.config.rollout.overlong_penalty if warm_start.max_turns is None else 0.0
+        return imitate_agent(
+            warm_start,
+            self._share(requests),
+            self.learner,
+            self._collector(max_turns, overlong_penalty),
+            lambda trajectory, env: tokenise(trajectory, env, self.renderer),
+            make_env=lambda: self._make_env(self.config.env.max_turns),
+            context_length=self.policy.context_length,
+            display=self.display,
+            seed=self.config.seed,
+        )
+
     def _restore(self) -> dict[str, Any]:
-        state = load_checkpoint(latest_checkpoint(self.config.run_dir / CHECKPOINTS), self.learner)
+        folder, needs = self.config.run_dir / CHECKPOINTS, ("before", "pretraining", "sizes")
+        state = load_newest(folder, self.learner, needs=needs, set_aside=True)
         if self.folder is not None:
             self.folder.rewind(state["sizes"])
         self._sync(state["learner"]["iteration"])
@@ -232,68 +308,27 @@ class Trainer:
         )
 
     def _sync(self, version: int) -> None:
-        push_weights(self.learner.actor.lm, [self.policy], version=version)
+        if self.servers is not None:
+            self.servers.sync(self.learner, version)
+        else:
+            assert isinstance(self.policy, TorchPolicy)
+            push_weights(self.learner.actor.lm, [self.policy], version=version)
 
-    def _warm_start(self) -> dict[str, float]:
-        """Imitates an agent's play; returns what to log."""
-        config = self.config.warm_start
-        assert config is not None
-        started = time.perf_counter()
-        requests = self._share(training_requests(self.config.seed, "warm_start", 0, range(config.num_episodes)))
-        agent = make_agent(config.agent)
-        envs = self.training_envs if config.max_turns is None else self._collector(config.max_turns, 0.0)
-        with self.display.phase(f"playing the {config.agent}", len(requests)) as phase:
-            played = envs.collect(agent, [request for _, request in requests], on_episode=lambda *_: phase.advance())
-        env = self._make_env(self.config.env.max_turns)
-        samples, too_long = [], 0
-        for (index, _), trajectory in zip(requests, played.trajectories, strict=True):
-            sample = make_sample(tokenise(trajectory, env, self.renderer), index)
-            if sample.length <= self.policy.context_length:
-                samples.append(sample)
-            else:
-                too_long += 1
-        env.close()
-        counts = all_reduce_sum(torch.tensor([len(samples), too_long, len(played.failed)], device=self.device)).tolist()
-        if counts[0] < config.batch_episodes:
-            raise ValueError(
-                f"only {counts[0]} of {config.num_episodes} demonstrations fit the context of "
-                f"{self.policy.context_length} tokens, fewer than one batch; use a longer context"
-            )
-        updates = counts[0] // config.batch_episodes
-        total = updates * config.num_epochs
-        optimizer = OptimizerConfig(
-            learning_rate=config.learning_rate, schedule="cosine", warmup_updates=max(total // 20, 1)
-        )
-        with self.display.phase("imitating", total) as phase:
-            losses = self.learner.imitate(
-                samples,
-                optimizer,
-                epochs=config.num_epochs,
-                updates=updates,
-                seed=self.config.seed,
-                on_update=lambda loss: phase.advance(note=f"loss {loss:.3f}"),
-            )
-        return {
-            "warm_start/demonstrations": float(counts[0]),
-            "warm_start/too_long": float(counts[1]),
-            "warm_start/failed": float(counts[2]),
-            "warm_start/loss_first": losses[0],
-            "warm_start/loss_last": sum(losses[-10:]) / len(losses[-10:]),
-            "time/warm_start_s": time.perf_counter() - started,
-        }
-
-    def _iteration(self, iteration: int, pretraining: bool, phase: Phase) -> tuple[dict[str, float], bool]:
+    def _iteration(
+        self, episodes: IterationEpisodes, iteration: int, pretraining: bool, phase: Phase
+    ) -> tuple[dict[str, float], bool]:
         """Collects, updates and syncs; returns metrics and whether value pretraining goes on."""
         config = self.config
         started = time.perf_counter()
-        count = config.rollout.episodes_per_iteration
-        requests = self._share(training_requests(config.seed, "train", iteration, range(count)))
-        collected = self.training_envs.collect(self.agent(), [request for _, request in requests])
+        requests = episodes.requests(iteration)
+        collected = episodes.collect(iteration)
         samples = [
             make_sample(trajectory, index)
             for (index, _), trajectory in zip(requests, collected.trajectories, strict=True)
         ]
-        metrics = self._record(requests, collected)
+        metrics = self._record(requests, collected, version=iteration - 1)
+        if self.servers is not None:
+            self.servers.sleep(self.learner)
         gathered = time.perf_counter()
         metrics |= self.learner.train_on(samples, seed=_iteration_seed(config, iteration), update_actor=not pretraining)
         metrics["critic/pretraining"] = float(pretraining)
@@ -306,6 +341,7 @@ class Trainer:
             )
         updated = time.perf_counter()
         self._sync(iteration)
+        episodes.advance(iteration)
         finished = time.perf_counter()
         metrics |= {
             "time/collect_s": gathered - started,
@@ -321,7 +357,9 @@ class Trainer:
         """What this rank plays of all requests, with the index in the whole."""
         return list(enumerate(items))[self.rank :: self.num_ranks]
 
-    def _record(self, requests: Sequence[tuple[int, EpisodeRequest]], collected: Collection) -> dict[str, float]:
+    def _record(
+        self, requests: Sequence[tuple[int, EpisodeRequest]], collected: Collection, *, version: int
+    ) -> dict[str, float]:
         """Writes all ranks' episodes in order and returns their metrics, on every rank."""
         indexed = [(index, trajectory) for (index, _), trajectory in zip(requests, collected.trajectories, strict=True)]
         trajectories, failed = self._gather(indexed, collected.failed)
@@ -329,7 +367,11 @@ class Trainer:
         if self.folder is not None:
             self.folder.record([*trajectories, *failed])
             report = summarise(self.config.env.id, "policy", [*trajectories, *failed])
-            shared = [{f"episode/{name}": value for name, value in report.metrics().items()}]
+            lag = lag_metrics(trajectories, version=version) | dropped_metrics(failed)
+            shared = [
+                {f"episode/{name}": value for name, value in report.metrics().items()}
+                | {f"rollout/{name}": value for name, value in lag.items()}
+            ]
         dist.broadcast_object_list(shared, src=0)
         return shared[0]
 

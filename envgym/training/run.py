@@ -1,0 +1,143 @@
+"""`train(config)`: a training run from a configuration."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from envgym.config import NewModel, TrainConfig
+from envgym.errors import ModelError
+from envgym.learner.checkpoint import load_newest
+from envgym.learner.export import export_model
+from envgym.learner.learner import Learner, weights_dtype
+from envgym.learner.sharding import is_main, pick_device, process_group
+from envgym.model_folder import load_model, load_tokenizer
+from envgym.model_folder import read_config as read_model_config
+from envgym.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, continuation, read_config
+from envgym.training.process_state import process_state_kept
+from envgym.training.tracebacks import SAID, raised_by_envgym, shortened
+from envgym.training.trainer import Trainer, TrainResult
+
+__all__ = ["TrainResult", "export_run", "train"]
+
+SMALLEST_RATE_FOR_A_NEW_MODEL = 1e-5
+_log = logging.getLogger("envgym.training")
+
+
+def train(config: TrainConfig, *, resume: bool = False, progress: bool = True) -> TrainResult:
+    """Trains a policy in an environment: warm start, then collection and PPO updates in turn.
+
+    Under `torchrun` every rank calls this with the same configuration; the first one writes the files. Random states,
+    warning filters, threads and environment variables of the process are afterwards as they were before.
+
+    Args:
+        config: The run.
+        resume: Continue the run in `config.run_dir` from its newest checkpoint. The metrics that follow are those that
+            the uninterrupted run would have had.
+        progress: Show progress on standard error.
+
+    Returns:
+        The same on every rank.
+
+    Raises:
+        ValueError: `config` is no `TrainConfig`, or something in it does not fit: unknown environment, run folder in
+            use, fewer episodes than ranks, a first prompt longer than the context.
+        ModelError: The model folder is missing or incomplete.
+        CheckpointError: There is nothing to resume, or it does not belong to this configuration.
+        CollectionError: Episodes keep failing.
+        StorageError: A file of the run cannot be written, for example because the disk is full.
+        KeyboardInterrupt: With a note that says how the run goes on.
+    """
+    _check_is_config(config)
+    try:
+        with process_state_kept(config.torch_threads):
+            return _train(config, resume=resume, progress=progress)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(continuation(config.run_dir))
+        shortened(interrupt)
+        raise
+    except SAID as error:
+        shortened(error)
+        raise
+
+
+def _train(config: TrainConfig, *, resume: bool, progress: bool) -> TrainResult:
+    from envgym.progress import ProgressDisplay  # rich moves the random state when it is imported
+
+    device = pick_device(config.device)
+    with process_group(device) as mesh, ProgressDisplay(enabled=progress and is_main()) as display:
+        for advice in _advice(config) if is_main() else ():
+            _log.warning(advice)
+        try:
+            trainer = Trainer(config, mesh=mesh, device=device, display=display, resume=resume)
+        except ValueError as error:  # before any work is done: what was given does not fit
+            if raised_by_envgym(error):
+                shortened(error)
+            raise
+        try:
+            return trainer.run()
+        finally:
+            trainer.close()
+
+
+def _check_is_config(config: Any) -> None:
+    if isinstance(config, TrainConfig):
+        return
+    if isinstance(config, str | Path):
+        got = f"the {type(config).__name__} {str(config)[:60]!r}"
+        hint = "call a function of envgym.recipes, or read a file: TrainConfig.model_validate_json(path.read_text())"
+    else:
+        got = f"a {type(config).__name__}"
+        hint = "make one with TrainConfig(**fields)" if isinstance(config, dict) else "make one with TrainConfig(...)"
+    raise ValueError(f"train takes an envgym.TrainConfig, not {got}; {hint}")
+
+
+def _advice(config: TrainConfig) -> list[str]:
+    """What in a configuration is legal and yet hardly meant."""
+    advice = []
+    model, rate = config.model, config.actor.learning_rate
+    if isinstance(model, NewModel) and config.num_iterations and 0 < rate < SMALLEST_RATE_FOR_A_NEW_MODEL:
+        advice.append(
+            f"actor.learning_rate is {rate:g}, which suits large pretrained models; a new random model hardly learns "
+            "with it. The recipes use about 7e-4, and 2e-3 for critic.optimizer.learning_rate"
+        )
+    context, longest = _context_length(config), config.rollout.max_turn_tokens
+    if context is not None and longest > context:
+        advice.append(
+            f"rollout.max_turn_tokens ({longest}) is more than the whole context of the model ({context}): no turn is "
+            "ever cut at it, and no overlong_penalty paid; a turn ends where the context does"
+        )
+    return advice
+
+
+def _context_length(config: TrainConfig) -> int | None:
+    """Most tokens of an episode, where the configuration or the model folder says so."""
+    if isinstance(config.model, NewModel):
+        return config.model.context_length
+    try:
+        length = read_model_config(config.model.path).get("max_position_embeddings")
+    except ModelError:  # reported when the model is loaded
+        return None
+    return length if isinstance(length, int) else None
+
+
+def export_run(run_dir: Path) -> Path:
+    """Writes the policy of a run's newest checkpoint as its model folder, for a run that was not finished.
+
+    Args:
+        run_dir: The run.
+
+    Returns:
+        The model folder.
+
+    Raises:
+        CheckpointError: The folder holds no run, or the run no checkpoint.
+    """
+    config = read_config(run_dir)
+    device = pick_device(config.device)
+    initial = config.run_dir / INITIAL_MODEL if isinstance(config.model, NewModel) else config.model.path
+    with process_state_kept(), process_group(device) as mesh:
+        learner = Learner(load_model(initial, weights_dtype(config)), config, mesh=mesh, device=device)
+        load_newest(config.run_dir / CHECKPOINTS, learner)
+        return export_model(config.run_dir / MODEL, learner, load_tokenizer(initial))

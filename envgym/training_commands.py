@@ -1,0 +1,112 @@
+"""`envgym train`, `quickstart` and `export`: from the arguments of the command line to a run and back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envgym.assignment import assign
+
+if TYPE_CHECKING:
+    from envgym.config import TrainConfig
+
+
+def train_command(arguments: argparse.Namespace) -> None:
+    """Trains as the command line says, or goes on with a run, and shows before and after."""
+    from rich.console import Console
+
+    from envgym.run_folder import read_config
+    from envgym.tables import episode_text, report_table
+    from envgym.training import train
+
+    if arguments.resume is not None:
+        if arguments.config or arguments.set or arguments.run_dir or arguments.seed is not None:
+            raise ValueError("--resume continues a run as it was configured; it goes with no other argument")
+        config = read_config(arguments.resume)
+    elif arguments.config is None:
+        raise ValueError("name a recipe or a config.json to train, or a run to --resume")
+    else:
+        config = _configured(arguments)
+    try:
+        result = train(config, resume=arguments.resume is not None)
+    except KeyboardInterrupt:
+        print(f"\nenvgym: {_how_to_go_on(arguments, config)}", file=sys.stderr)
+        raise
+    console = Console(highlight=False)
+    columns = {
+        f"{kind} {when}": reports[kind]
+        for kind in ("sampled", "greedy")
+        for when, reports in (("before", result.before), ("after", result.after))
+    }
+    console.print(report_table(f"{config.env.id} on {config.evaluation.episodes} held-out seeds", columns))
+    command = f"envgym eval --agent {result.run_dir} --env {config.env.id} --episodes 256"
+    lines = [
+        "\nOne episode of the trained policy:",
+        episode_text(result.example),
+        f"\nRun folder: {result.run_dir}",
+        f"Evaluate it: {command}",
+    ]
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _how_to_go_on(arguments: argparse.Namespace, config: TrainConfig) -> str:
+    """What to do after an interruption: before its first checkpoint a run holds nothing to continue."""
+    from envgym.run_folder import CHECKPOINTS
+
+    folder = config.run_dir / CHECKPOINTS
+    if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):  # those are unfinished
+        return f"continue with `envgym train --resume {config.run_dir}`"
+    chosen = arguments.run_dir is None and not Path(arguments.config or "").is_file()
+    where = f" with --run-dir {config.run_dir}" if chosen else ""
+    return f"there is no checkpoint yet; the same command{where} starts again"
+
+
+def _configured(arguments: argparse.Namespace) -> TrainConfig:
+    """The recipe or file that was named, with the changes that were asked for.
+
+    Raises:
+        ValueError: There is no such recipe or file, or a change does not fit.
+    """
+    from envgym.config import TrainConfig
+    from envgym.recipes import RECIPES
+
+    name = arguments.config
+    if name in RECIPES:
+        fields: dict[str, Any] = RECIPES[name]("run").model_dump(mode="json")
+        fields["run_dir"] = str(arguments.run_dir or _free_folder(Path("runs") / name))
+    elif Path(name).is_file():
+        try:
+            fields = json.loads(Path(name).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"'{name}' is not valid JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise ValueError(f"'{name}' holds no configuration: a JSON object is expected, not {type(fields).__name__}")
+        if arguments.run_dir is not None:
+            fields["run_dir"] = str(arguments.run_dir)
+    elif Path(name).is_dir():
+        raise ValueError(f"'{name}' is a folder; continue a run with --resume {name}, or name its config.json")
+    else:
+        raise ValueError(f"'{name}' is neither a recipe ({', '.join(sorted(RECIPES))}) nor a configuration file")
+    if arguments.seed is not None:
+        fields["seed"] = arguments.seed
+    for change in arguments.set:
+        assign(fields, change)
+    return TrainConfig.model_validate(fields)
+
+
+def _free_folder(path: Path) -> Path:
+    """The path, with a number behind it if it is taken."""
+    if not path.exists():
+        return path
+    return next(numbered for n in count(2) if not (numbered := path.with_name(f"{path.name}-{n}")).exists())
+
+
+def export_command(arguments: argparse.Namespace) -> None:
+    """Writes the model of a run that has none yet, and prints its folder."""
+    from envgym.training import export_run
+
+    print(export_run(arguments.run_dir))

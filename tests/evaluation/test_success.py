@@ -1,0 +1,113 @@
+"""One rule for success: an ended episode that does not say so has not succeeded, where any says what it did."""
+
+import itertools
+
+import pytest
+from fakes import registered
+
+from envgym import Step, TextEnv, Trajectory, TruncationReason, Turn, evaluate
+from envgym.evaluation.comparison import compare
+from envgym.evaluation.metrics import clustered_standard_error
+from envgym.evaluation.results import OVERALL, summarise
+from envgym.evaluation.results_folder import EpisodeKey, EpisodeRecord, ResultsFolder
+from envgym.evaluation.success import SuccessRate, reporting, verdict
+
+SPEAKS, SILENT = "t/Speaks-v0", "t/Silent-v0"
+
+
+def episode(seed=1, success=None, *, env_id=SPEAKS, cut=False, failure=None):
+    return Trajectory(
+        env_id,
+        seed,
+        (Turn("o", "a", 1.0, {"x": 1.0}),),
+        terminated=not cut and failure is None,
+        truncated=cut,
+        truncation_reason=TruncationReason.MAX_TURNS if cut else None,
+        success=success,
+        failure=failure,
+    )
+
+
+class Late(TextEnv):
+    """Says whether it was solved only when it is over: "yes" solves it, "no" loses it, anything else goes on."""
+
+    max_turns = 2
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return str(seed % 3), {}
+
+    def step(self, action):
+        if action in ("yes", "no"):
+            return Step.terminal("over", 1.0, success=action == "yes")
+        return Step.running("go on")
+
+
+def test_a_verdict_by_hand():
+    known = reporting([episode(), episode(success=False), episode(env_id=SILENT)])
+    assert known == {SPEAKS}
+    assert verdict(episode(success=True), known) is True
+    assert verdict(episode(success=False), known) is False
+    assert verdict(episode(cut=True), known) is False and verdict(episode(), known) is False
+    assert verdict(episode(success=True, failure="OSError: gone"), known) is None
+    assert verdict(episode(env_id=SILENT), known) is None
+
+
+def test_what_a_failed_episode_said_before_counts_for_nothing():
+    assert reporting([episode(success=False, failure="OSError: gone")]) == frozenset()
+
+
+def test_an_episode_that_was_cut_before_it_said_anything_is_no_success():
+    played = [episode(1, True), episode(2, cut=True), episode(3, cut=True), episode(4, failure="OSError: gone")]
+    report = summarise(SPEAKS, "me", played)
+    assert (report.success, report.judged, report.episodes, report.failed) == (pytest.approx(1 / 3), 3, 3, 1)
+    assert report.success_error == pytest.approx(clustered_standard_error([1, 0, 0], "abc"))
+    assert report.metrics()["success"] == report.success
+
+
+def test_pass_at_k_counts_a_cut_attempt_as_lost():
+    report = summarise(SPEAKS, "me", [episode(1, True), episode(1, cut=True), episode(2, True), episode(2, True)])
+    assert report.pass_at_k == {1: 0.75, 2: 1.0} and report.pass_hat_k == {1: 0.75, 2: 0.5}
+
+
+def test_where_no_episode_says_anything_there_is_no_success_rate():
+    report = summarise(SILENT, "me", [episode(env_id=SILENT), episode(2, env_id=SILENT, cut=True)])
+    assert (report.success, report.success_error, report.judged, report.pass_at_k) == (None, None, 0, {})
+
+
+def test_environments_without_a_notion_of_success_stay_out_of_the_overall_rate():
+    played = [episode(1, True), episode(2, cut=True), episode(1, env_id=SILENT), episode(2, env_id=SILENT)]
+    report = summarise(OVERALL, "me", played)
+    assert (report.success, report.judged, report.episodes) == (0.5, 2, 4)
+
+
+def test_an_evaluation_counts_the_episodes_that_were_cut():
+    env_id = registered("Late", Late)
+    report = evaluate(lambda observation: {"0": "yes", "1": "no"}.get(observation, "hm"), env_id, episodes=30)[env_id]
+    assert report.success == pytest.approx(1 / 3) and report.endings["max_turns"] == pytest.approx(1 / 3)
+
+
+def test_the_live_rate_is_at_every_moment_that_of_a_report():
+    played = [
+        episode(1, cut=True),
+        episode(1, env_id=SILENT),
+        episode(2, True),
+        episode(3, failure="OSError: gone"),
+        episode(4, False),
+        episode(5, cut=True),
+    ]
+    for order in itertools.permutations(played, len(played)):
+        rate = SuccessRate()
+        for number, trajectory in enumerate(order, start=1):
+            rate.add(trajectory)
+            assert rate.value == summarise(OVERALL, "me", order[:number]).success
+
+
+def test_a_comparison_knows_from_either_side_that_there_is_success(tmp_path):
+    for name, outcomes in {"a": [None, None, None], "b": [True, None, False]}.items():
+        with ResultsFolder(tmp_path / name, {"name": name}, {SPEAKS: {}}) as folder:
+            for seed, success in enumerate(outcomes):
+                trajectory = episode(seed, success, cut=success is None)
+                folder.add(EpisodeRecord(EpisodeKey(SPEAKS, seed, 0), trajectory))
+    row = next(row for row in compare(tmp_path / "a", tmp_path / "b").rows if row.measure == "success")
+    assert (row.pairs, row.mean_a, row.mean_b) == (3, 0.0, pytest.approx(1 / 3))

@@ -1,0 +1,143 @@
+"""Collection ahead of training: bounded staleness, fixed batches, nothing dropped for being long."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from fakes import Countdown, ScriptedPolicy
+
+from envgym.agents.policy_agent import PolicyAgent
+from envgym.errors import CollectionError
+from envgym.policies.tiny_model import byte_tokenizer
+from envgym.rendering import ChatMLRenderer
+from envgym.rollout.collector import Collector, EpisodeRequest
+from envgym.rollout.episode import FunctionAgent
+from envgym.rollout.staleness import lag_metrics
+from envgym.rollout.stream import EpisodeStream
+from envgym.types import SamplingParams
+
+RENDERER = ChatMLRenderer(byte_tokenizer())
+ECHO = FunctionAgent(lambda observation: f"{observation}!")
+
+
+def requests(iteration, count=6):
+    return [EpisodeRequest(1000 * iteration + n, n) for n in range(count)]
+
+
+@contextmanager
+def stream(agent=ECHO, *, max_lag=1, last=6, wanted=requests, allow_missing=False, **env):
+    collectors = [Collector(lambda: Countdown(**env), concurrency=3, num_threads=2) for _ in range(max_lag + 1)]
+    running = EpisodeStream(collectors, agent, wanted, iterations=range(1, last + 1), allow_missing=allow_missing)
+    try:
+        yield running
+    finally:
+        running.close()
+        for collector in collectors:
+            collector.close()
+
+
+def seeds(collection):
+    return [trajectory.seed for trajectory in collection.trajectories]
+
+
+def test_each_iteration_gets_exactly_its_own_episodes():
+    with stream() as episodes:
+        for iteration in range(1, 7):
+            episodes.advance(iteration - 1)
+            assert seeds(episodes.take(iteration)) == [request.seed for request in requests(iteration)]
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_an_iteration_starts_when_the_weights_are_new_enough_and_not_before(max_lag):
+    asked = []
+
+    def wanted(iteration):
+        asked.append(iteration)
+        return requests(iteration)
+
+    with stream(max_lag=max_lag, wanted=wanted) as episodes:
+        episodes.advance(0)
+        assert asked == list(range(1, max_lag + 2))
+        episodes.take(1)
+        assert asked == list(range(1, max_lag + 2)), "taking a batch does not make the weights newer"
+        episodes.advance(1)
+        assert asked == list(range(1, max_lag + 3))
+
+
+def test_no_token_is_sampled_by_weights_older_than_the_bound():
+    policy = ScriptedPolicy(lambda prompt, seed: ((65, 66), "stop"))
+    policy.version = 0
+    agent = PolicyAgent(policy, RENDERER, SamplingParams(max_new_tokens=4))
+    lags = []
+    with stream(agent, max_lag=2, last=8, delay=lambda seed, turn: 0.002) as episodes:
+        for iteration in range(1, 9):
+            episodes.advance(policy.version)
+            batch = episodes.take(iteration).trajectories
+            lags.append(lag_metrics(batch, version=iteration - 1)["lag_max"])
+            policy.version = iteration  # trained and synchronised
+    assert max(lags) == 2.0, "the first iterations after a start play ahead of the weights"
+    assert min(lags) >= 0.0
+
+
+def test_the_next_iteration_is_played_while_this_one_is_trained_on():
+    with stream(max_lag=1, delay=lambda seed, turn: 0.02) as episodes:
+        episodes.advance(0)
+        episodes.take(1)
+        time.sleep(0.6)  # training
+        started = time.perf_counter()
+        episodes.take(2)
+        assert time.perf_counter() - started < 0.02
+
+
+def test_a_long_episode_holds_its_own_iteration_and_not_the_next_one():
+    release = threading.Event()
+
+    def delay(seed, turn):
+        if seed == 1000:
+            release.wait(10)
+        return 0.0
+
+    with stream(max_lag=1, delay=delay) as episodes:
+        episodes.advance(0)
+        assert len(episodes.take(2).trajectories) == 6, "the second iteration waited for the first"
+        release.set()
+        assert seeds(episodes.take(1)) == [request.seed for request in requests(1)], "the long episode was dropped"
+
+
+def test_a_failure_reaches_whoever_takes_the_iteration():
+    with stream(fail_step=lambda seed, turn: seed == 2003) as episodes:
+        episodes.advance(0)
+        assert len(episodes.take(1).trajectories) == 6
+        with pytest.raises(CollectionError, match="the sandbox died"):
+            episodes.take(2)
+
+
+def test_missing_episodes_can_be_played_again():
+    broken = {2003}
+    with stream(fail_step=lambda seed, turn: seed in broken, allow_missing=True) as episodes:
+        episodes.advance(0)
+        batch = episodes.take(2)
+        assert batch.missing == (3,) and len(batch.failed) == 1
+        broken.clear()
+        assert seeds(episodes.replay(2, [requests(2)[3]])) == [2003]
+
+
+def test_closing_ends_episodes_that_would_go_on_forever():
+    with stream(ending="never", delay=lambda seed, turn: 0.005) as episodes:
+        episodes.advance(0)
+        time.sleep(0.05)
+        started = time.perf_counter()
+        episodes.close()
+        assert time.perf_counter() - started < 2.0
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("envgym-stream")]
+
+
+def test_an_iteration_cannot_be_taken_before_it_may_start_or_twice():
+    with stream(max_lag=1) as episodes:
+        episodes.advance(0)
+        with pytest.raises(ValueError, match="iteration 3 is not being played"):
+            episodes.take(3)
+        episodes.take(1)
+        with pytest.raises(ValueError, match="iteration 1 is not being played"):
+            episodes.take(1)

@@ -1,0 +1,185 @@
+"""SGLang's virtual environment: when it counts as installed, what a server's process sees of this one, and what a model
+folder must have."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envgym.cli import main
+from envgym.errors import MissingDependencyError, ModelError
+from envgym.policies import SGLangServer, sglang_install
+from envgym.policies.served_model import check_served_model
+from envgym.policies.sglang_install import (
+    REQUIREMENTS,
+    SGLANG_VERSION,
+    STAMP,
+    STAND_IN,
+    install,
+    server_environment,
+    sglang_python,
+    venv_folder,
+)
+
+
+@pytest.fixture
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like a finished installation for the CPU."""
+    folder = tmp_path / "venv"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "lib" / "python3.11" / "site-packages" / f"sglang-{SGLANG_VERSION}.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
+    sglang_install._write_stamp(folder, "cpu")
+    return folder
+
+
+def test_a_finished_installation_is_found_and_left_alone(finished: Path) -> None:
+    before = (finished / STAMP).read_bytes()
+    assert sglang_python("cpu") == finished / "bin" / "python"
+    assert install("cpu") == finished / "bin" / "python"
+    assert (finished / STAMP).read_bytes() == before
+
+
+def test_one_that_was_interrupted_before_its_last_step_does_not_count(finished: Path) -> None:
+    (finished / STAMP).unlink()
+    with pytest.raises(MissingDependencyError, match="was not finished; run `envgym serve --install --device cpu`"):
+        sglang_python("cpu")
+
+
+def test_another_version_is_named_with_the_one_that_is_needed(finished: Path) -> None:
+    packages = finished / "lib" / "python3.11" / "site-packages"
+    (packages / f"sglang-{SGLANG_VERSION}.dist-info").rename(packages / "sglang-0.4.9.dist-info")
+    with pytest.raises(
+        MissingDependencyError, match=f"holds SGLang 0.4.9, but envgym is made for {SGLANG_VERSION}; run `envgym serve"
+    ):
+        sglang_python("cpu")
+
+
+@pytest.mark.parametrize(("field", "value"), [("sglang", "0.4.9"), ("requirements", "0"), ("device", "cuda")])
+def test_a_stamp_of_another_installation_does_not_count(finished: Path, field: str, value: str) -> None:
+    stamp = json.loads((finished / STAMP).read_text())
+    (finished / STAMP).write_text(json.dumps({**stamp, field: value}))
+    with pytest.raises(MissingDependencyError, match="envgym serve --install --device cpu"):
+        sglang_python("cpu")
+
+
+def test_the_command_says_how_to_install_it(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "nothing"))
+    assert main(["serve", str(tiny_model_folder), "--device", "cpu", "--port", "0"]) == 2
+    assert "run `envgym serve --install --device cpu`" in capsys.readouterr().err
+
+
+def test_a_failed_installation_leaves_no_stamp_and_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "venv"
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
+    monkeypatch.setitem(REQUIREMENTS, "cpu", ("--no-index", "--find-links", str(tmp_path), "no-such-package"))
+    with pytest.raises(MissingDependencyError, match=r"pip failed \(exit status 1.*no-such-package"):
+        install("cpu")
+    assert not (folder / STAMP).exists()
+    with pytest.raises(MissingDependencyError, match="was not finished"):
+        sglang_python("cpu")
+
+
+def test_a_folder_that_is_something_else_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "thesis"))
+    with pytest.raises(MissingDependencyError, match="is not a virtual environment"):
+        install("cpu")
+    assert (tmp_path / "thesis" / "chapter.txt").exists()
+
+
+def test_where_it_is_installed_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENVGYM_SGLANG_VENV", "ENVGYM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    name = f"sglang-{SGLANG_VERSION}-cuda"
+    assert venv_folder("cuda") == Path.home() / ".cache" / "envgym" / name
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert venv_folder("cuda") == tmp_path / "xdg" / "envgym" / name
+    monkeypatch.setenv("ENVGYM_CACHE", str(tmp_path / "cache"))
+    assert venv_folder("cuda") == tmp_path / "cache" / name
+
+
+def test_every_package_for_the_cpu_has_one_version_and_sglang_the_tested_one() -> None:
+    lines = [line for line in Path(REQUIREMENTS["cpu"][-1]).read_text().splitlines() if not line.startswith("#")]
+    assert all(line.count("==") == 1 for line in lines)
+    assert f"sglang=={SGLANG_VERSION}" in lines
+    assert REQUIREMENTS["cuda"] == (f"sglang=={SGLANG_VERSION}",)
+
+
+def test_a_server_sees_the_stand_in_on_a_cpu_only_and_nothing_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PYTHONPATH": "mine", "RANK": "1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("no_proxy", "example.org")
+    cpu, cuda = server_environment("cpu", 2), server_environment("cuda")
+    assert cpu["PYTHONPATH"] == str(STAND_IN)
+    assert "PYTHONPATH" not in cuda
+    assert (cpu["OMP_NUM_THREADS"], cpu["SGLANG_USE_CPU_ENGINE"]) == ("2", "1")
+    assert not {"OMP_NUM_THREADS", "SGLANG_USE_CPU_ENGINE"} & set(cuda)
+    for environment in (cpu, cuda):
+        assert not {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & set(environment)
+        assert environment["no_proxy"] == "example.org,127.0.0.1,localhost"
+        assert environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
+
+
+def test_any_kernel_can_be_imported_from_the_stand_in_and_none_can_be_called() -> None:
+    program = """
+import multiprocessing
+import sgl_kernel, sgl_kernel.kvcacheio
+from sgl_kernel import verify_tree_greedy_cpu
+from sgl_kernel.scalar_type import scalar_types
+assert not hasattr(sgl_kernel, "__version__")
+scalar_types.uint4b8
+multiprocessing.set_start_method("spawn", force=True)
+assert multiprocessing.get_start_method() == "fork"
+try:
+    verify_tree_greedy_cpu(1)
+except NotImplementedError as error:
+    print(error)
+"""
+    environment = {**server_environment("cpu")}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert "sgl_kernel.verify_tree_greedy_cpu is a compiled kernel" in result.stdout, result.stderr
+
+
+def test_importing_the_stand_in_by_another_name_changes_nothing() -> None:
+    import envgym.policies.sglang_stand_in.sgl_kernel
+    import envgym.policies.sglang_stand_in.sitecustomize  # noqa: F401
+
+    assert multiprocessing.set_start_method.__module__ == "multiprocessing.context"
+    assert not any(type(finder).__module__.startswith("envgym.policies.sglang_stand_in") for finder in sys.meta_path)
+
+
+def test_a_model_folder_that_cannot_be_served_is_refused_before_anything_starts(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        SGLangServer(tmp_path / "nowhere", "cpu")
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_folder, folder)
+    assert check_served_model(folder)["model_type"] == "qwen3"
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    with pytest.raises(ModelError, match=r"Vocabulary mismatch.*ids up to 262 but the model's vocab_size is 100"):
+        check_served_model(folder)
+    check_served_model(folder, tokenizer=False)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"no tokenizer.*--no-tokenizer"):
+        check_served_model(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no weights \(\*\.safetensors\)"):
+        check_served_model(folder, tokenizer=False)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        check_served_model(folder)
