@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from envgym.agents.policy_agent import PolicyAgent
 from envgym.config import RolloutConfig
 from envgym.errors import ModelError
 from envgym.model_folder import load_tokenizer
+from envgym.policies.base import Policy
 from envgym.policies.torch_policy import TorchPolicy
 from envgym.rendering import make_renderer
 from envgym.run_folder import MODEL, read_config
@@ -17,12 +19,13 @@ GREEDY_NAME, SAMPLED_NAME = "greedy", "sampled"
 _DEFAULTS = RolloutConfig()
 
 
-def agent_from_run(run_dir: Path, *, greedy: bool = False) -> PolicyAgent:
+def agent_from_run(run_dir: Path, *, greedy: bool = False, servers: str | Sequence[str] = ()) -> PolicyAgent:
     """The policy a run has trained, sampled as it was in training.
 
     Args:
         run_dir: A finished run.
         greedy: Always take the most probable token.
+        servers: See `agent_from_model`.
 
     Raises:
         ModelError: The run has not written its model yet.
@@ -46,6 +49,7 @@ def agent_from_run(run_dir: Path, *, greedy: bool = False) -> PolicyAgent:
         max_turn_tokens=rollout.max_turn_tokens,
         concurrency=rollout.concurrency,
         deterministic=rollout.deterministic,
+        servers=servers,
     )
 
 
@@ -61,11 +65,12 @@ def agent_from_model(
     context_length: int | None = None,
     concurrency: int = _DEFAULTS.concurrency,
     deterministic: bool = _DEFAULTS.deterministic,
+    servers: str | Sequence[str] = (),
 ) -> PolicyAgent:
-    """A language model as an agent, run by the embedded engine.
+    """A language model as an agent, run by the embedded engine or by SGLang servers.
 
     Args:
-        folder: Model folder in Hugging Face format (llama, qwen2 or qwen3).
+        folder: Model folder in Hugging Face format; llama, qwen2 or qwen3 for the embedded engine.
         renderer: Chat format: "auto" goes by the chat template; or "chatml", or a name of the renderers package.
         greedy: Always take the most probable token.
         temperature: Divides the logits; 0 is greedy, too.
@@ -74,10 +79,13 @@ def agent_from_model(
         max_turn_tokens: Most sampled tokens of a turn; a turn that reaches it is cut, and the episode ends.
         context_length: Most tokens of an episode; the model's own limit when None.
         concurrency: Most episodes the engine keeps in its cache.
-        deterministic: What is sampled does not depend on timing; see `TorchPolicy`.
+        deterministic: What is sampled does not depend on timing; see `TorchPolicy`. Servers always depend on it.
+        servers: Addresses of SGLang servers that serve this model; none takes the embedded engine.
 
     Raises:
-        ModelError: The folder is missing or incomplete, or its model or chat format is not supported.
+        ModelError: The folder is missing or incomplete, its model or chat format is not supported, or a server serves
+            another model.
+        ServerError: A server does not answer.
         ValueError: A number is out of its range.
     """
     # Checked before the weights are read, which may take a while.
@@ -97,10 +105,16 @@ def agent_from_model(
         top_p=rollout.top_p,
     )
     chat = make_renderer(load_tokenizer(folder), renderer)
-    policy = TorchPolicy(
-        folder,
-        max_concurrency=rollout.concurrency,
-        deterministic=rollout.deterministic,
-        context_length=context_length,
-    )
+    policy: Policy
+    if servers:
+        from envgym.policies.sglang_policy import SGLangPolicy
+
+        policy = SGLangPolicy(servers, model_folder=folder, context_length=context_length)
+    else:
+        policy = TorchPolicy(
+            folder,
+            max_concurrency=rollout.concurrency,
+            deterministic=rollout.deterministic,
+            context_length=context_length,
+        )
     return PolicyAgent(policy, chat, sampling, name=GREEDY_NAME if greedy else SAMPLED_NAME)

@@ -153,6 +153,11 @@ def _parser() -> argparse.ArgumentParser:
     comparison.add_argument("--json", action="store_true", help="print the comparison as JSON")
     comparison.set_defaults(run=_compare)
 
+    quickstart = commands.add_parser("quickstart", help="train a small policy to use tools, in a few minutes on a CPU")
+    quickstart.add_argument("--run-dir", type=Path, help="folder of the run (default runs/quickstart)")
+    quickstart.add_argument("--seed", type=int)
+    quickstart.set_defaults(run=train_command, config="quickstart", set=[], resume=None)
+
     train = commands.add_parser("train", help="train a policy")
     train.add_argument("config", nargs="?", help="name of a recipe, or a config.json")
     train.add_argument("--run-dir", type=Path, help="folder of the run (default runs/NAME)")
@@ -160,13 +165,15 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field: actor.learning_rate=1e-4"
     )
+    for command in (train, quickstart):
+        command.add_argument(
+            "--policy", choices=("embedded", "sglang"), help="what samples: the embedded engine (default), or SGLang"
+        )
+        command.add_argument(
+            "--url", action="append", metavar="URL", help="an SGLang server that runs already; none starts one"
+        )
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue a run from its newest checkpoint")
     train.set_defaults(run=train_command)
-
-    quickstart = commands.add_parser("quickstart", help="train a small policy to use tools, in a few minutes on a CPU")
-    quickstart.add_argument("--run-dir", type=Path, help="folder of the run (default runs/quickstart)")
-    quickstart.add_argument("--seed", type=int)
-    quickstart.set_defaults(run=train_command, config="quickstart", set=[], resume=None)
 
     export = commands.add_parser("export", help="write the model of an unfinished run's newest checkpoint")
     export.add_argument("run_dir", type=Path, metavar="RUN")

@@ -24,7 +24,8 @@ def train_command(arguments: argparse.Namespace) -> None:
     from envgym.training import train
 
     if arguments.resume is not None:
-        if arguments.config or arguments.set or arguments.run_dir or arguments.seed is not None:
+        changes = (arguments.config, arguments.set, arguments.run_dir, arguments.policy, arguments.url)
+        if any(changes) or arguments.seed is not None:
             raise ValueError("--resume continues a run as it was configured; it goes with no other argument")
         config = read_config(arguments.resume)
     elif arguments.config is None:
@@ -93,9 +94,27 @@ def _configured(arguments: argparse.Namespace) -> TrainConfig:
         raise ValueError(f"'{name}' is neither a recipe ({', '.join(sorted(RECIPES))}) nor a configuration file")
     if arguments.seed is not None:
         fields["seed"] = arguments.seed
+    _choose_policy(fields, arguments.policy, arguments.url)
     for change in arguments.set:
         assign(fields, change)
     return TrainConfig.model_validate(fields)
+
+
+def _choose_policy(fields: dict[str, Any], kind: str | None, urls: list[str] | None) -> None:
+    """Puts `--policy` and `--url` into the fields of a configuration.
+
+    Raises:
+        ValueError: Addresses of servers for a policy that has none.
+    """
+    if urls and kind == "embedded":
+        raise ValueError("--url names SGLang servers; it does not go with --policy embedded")
+    if kind is None and not urls:
+        return
+    kind = kind or "sglang"
+    given = fields.get("policy") or {}
+    fields["policy"] = dict(given) if given.get("kind") == kind else {"kind": kind}
+    if urls:
+        fields["policy"]["urls"] = urls
 
 
 def _free_folder(path: Path) -> Path:

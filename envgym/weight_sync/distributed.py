@@ -132,7 +132,9 @@ class WeightsGroup:
         """Leaves the group and has the server leave it, which ends a broadcast that nobody takes."""
         with contextlib.suppress(ServerError):  # it may be gone, and its connections with it
             self._client.destroy_weights_group(self.name)
-        self._members.abort()
+        # In a thread, the last reference included: a group waits for a broadcast that a hanging server did not take.
+        members, self._members = [self._members], None
+        threading.Thread(target=lambda: members.pop().abort(), daemon=True).start()
 
     def _join(self, size: int, backend: Backend) -> None:
         timeout = timedelta(seconds=_JOIN_TIMEOUT_S)

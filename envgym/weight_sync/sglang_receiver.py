@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from envgym.errors import ServerError, WeightSyncError
+from envgym.errors import ServerError, ServerUnreachableError, WeightSyncError
 from envgym.policies.sglang_client import SGLangClient
 from envgym.weight_sync.base import Shapes
 from envgym.weight_sync.checksums import ExpectedWeights
@@ -178,7 +178,16 @@ class SGLangReceiver:
     def _open(self) -> None:
         self._pause()
         self._in_session = True
-        self.client.begin_weight_update()
+        try:
+            self.client.begin_weight_update()
+        except ServerUnreachableError:
+            raise
+        except ServerError as refusal:  # another receiver may have left its session open
+            try:
+                self.client.end_weight_update()
+            except ServerError:
+                raise refusal from None
+            self.client.begin_weight_update()
 
     def _send(self, tensors: NamedTensors) -> None:
         """Hands tensors of the server's type on, on whatever device they are."""

@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=512)
     parser.add_argument("--num-layers", type=int, default=8)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--bucket-mib", type=int, default=256, help="size of a bucket before it is cast")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
@@ -67,7 +68,7 @@ def measure(folder: Path, scratch: Path, client: SGLangClient, options: argparse
         def push() -> None:
             nonlocal version
             version += 1
-            push_weights(model, feed, version=version)
+            push_weights(model, feed, version=version, max_bytes=options.bucket_mib * 2**20)
 
         return push
 
