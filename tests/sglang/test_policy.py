@@ -314,16 +314,16 @@ def test_an_abort_that_nobody_asked_for_is_generated_again(policy, sglang_server
     client = SGLangClient(sglang_server.url)
 
     async def main():
-        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=60), num_turns=1))
+        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=800), num_turns=1))
         await asyncio.sleep(0.5)
         await asyncio.to_thread(client.pause, "abort")
         await asyncio.to_thread(client.resume)
         return await turn
 
     [(_, completion)] = asyncio.run(main())
-    assert len(completion.token_ids) == 60 and completion.finish_reason == "length"
+    assert len(completion.token_ids) == 800 and completion.finish_reason == "length"
     statistics = policy.statistics()
-    assert (statistics.retries, statistics.turns, statistics.tokens) == (1, 1, 60)
+    assert (statistics.retries, statistics.turns, statistics.tokens) == (1, 1, 800)
 
 
 def test_each_token_has_the_version_of_the_weights_that_drew_it(policy, sglang_server):
