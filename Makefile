@@ -32,11 +32,12 @@ quickstart: $(STAMP) ## train a small policy and show it before and after
 # One thread per process: the tests start several processes, and small models gain nothing from more.
 test test-fast: export OMP_NUM_THREADS := 1
 
-test: install lint ## style, types and all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# The slow tests train and serve models, which takes all cores; the others, a file at a time, share two.
+test: test-fast lint ## style, types and all tests
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-fast: install ## the tests that take seconds
-	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # mypy does not follow the mapping in pyproject.toml that puts environments/ and agents/ below envgym, so it reads links
 # that lie where the installed packages do. The paths it reports begin there.

@@ -2,4 +2,20 @@
 
 import os
 
+import pytest
+
+from envgym.errors import MissingDependencyError
+from envgym.policies.sglang_install import sglang_python
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def requires_sglang() -> None:
+    """Skips where SGLang for the CPU is not installed; fails instead if ENVGYM_REQUIRE has `sglang`."""
+    try:
+        sglang_python("cpu")
+    except MissingDependencyError as error:
+        if "sglang" in os.environ.get("ENVGYM_REQUIRE", "").split(","):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,11 @@ from envgym.weight_sync.sglang_receiver import SGLangReceiver
 FOLDER = "servers"
 """In the run folder: the logs of servers that were started, and weights on their way by disk."""
 
-MAX_RESTARTS = 5
+MAX_RESTARTS = 8
 """How often a server that died is started again in one run; one that dies more often will not recover by itself."""
+
+LONGEST_PAUSE_S = 30.0
+"""Longest pause before a restart; the first is one second, and each further one twice as long."""
 
 _WATCH_S = 1.0
 _SYNC_ATTEMPTS = 3
@@ -61,6 +63,8 @@ class PolicyServers:
         self._settings = config.policy
         self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
         self._folder, self._model_dir = config.run_dir / FOLDER, model_dir
+        self._shares_memory = self._settings.colocated and device.type == "cuda"
+        self._num_folders = 0
         self._learner: Learner | None = None
         self._closing = threading.Event()
         self._server: SGLangServer | None = None
@@ -104,7 +108,7 @@ class PolicyServers:
             WeightSyncError: The parameters do not fit, or a rank is left without a server.
         """
         self._learner = learner
-        if self._settings.colocated:
+        if self._shares_memory:
             learner.move_to(_CPU, but_actor=True)
         problem = None
         for attempt in range(_SYNC_ATTEMPTS):
@@ -117,20 +121,23 @@ class PolicyServers:
             raise WeightSyncError(f"a rank has no server with the weights of version {version}: {problem}")
         if problem is not None:
             _log.warning("Version %d did not reach every policy server: %s", version, problem)
-        if self._settings.colocated:
+        if self._shares_memory:
             learner.move_to(_CPU)
 
     def sleep(self, learner: Learner) -> None:
-        """Where servers and learner share devices: takes the servers' memory and gives it to the learner."""
-        if not self._settings.colocated:
+        """Where servers and learner share a GPU: takes the servers' memory and gives it to the learner."""
+        if not self._shares_memory:
             return
         for receiver in self._receivers:
             receiver.release_memory()
         learner.move_to(learner.device)
 
     def _push(self, learner: Learner, version: int) -> WeightSyncError | None:
-        if any(receiver.out_of_use for receiver in self._receivers):
-            self._receivers = self._make_receivers(self._clients)
+        spent = [receiver for receiver in self._receivers if receiver.out_of_use]
+        for receiver in spent:
+            receiver.close()
+        self._receivers = [receiver for receiver in self._receivers if not receiver.out_of_use]
+        self._receivers += self._make_receivers([receiver.client for receiver in spent])
         reachable = [receiver for receiver in self._receivers if receiver.client.is_healthy()]
         try:
             push_weights(learner.actor.lm, reachable, version=version)
@@ -144,11 +151,17 @@ class PolicyServers:
         """Gives one server that came back the present weights."""
         if self._learner is None:
             raise WeightSyncError("there are no weights to give yet")
-        push_weights(self._learner.actor.lm, self._make_receivers([client], "refill"), version=version)
+        receivers = self._make_receivers([client])
+        try:
+            push_weights(self._learner.actor.lm, receivers, version=version)
+        finally:
+            for receiver in receivers:
+                receiver.close()
 
-    def _make_receivers(self, clients: list[SGLangClient], folder: str = "weights") -> list[SGLangReceiver]:
+    def _make_receivers(self, clients: list[SGLangClient]) -> list[SGLangReceiver]:
         """Those of this rank, one for each server that it feeds: by way of the disk the main rank feeds all."""
         way = self._settings.weight_sync
+        self._num_folders += 1
         feeder = {client.url: 0 if way == "disk" else n % self._num_ranks for n, client in enumerate(self._clients)}
         return make_receivers(
             [client for client in clients if feeder[client.url] == self._rank],
@@ -156,7 +169,7 @@ class PolicyServers:
             rank=0,
             num_ranks=1,
             same_machine=self._server is not None,
-            folder=self._folder / folder,
+            folder=self._folder / f"weights-{self._num_folders}",  # receivers made apart do not share files
             model_folder=self._model_dir,
         )
 
@@ -208,10 +221,9 @@ class PolicyServers:
             while server.running:
                 if self._closing.wait(_WATCH_S):
                     return
-            if self._closing.is_set():
+            # What is left of the old one may hold its port for a while, and what killed it may not be over.
+            if self._closing.wait(min(_WATCH_S * 2 ** (restart - 1), LONGEST_PAUSE_S)):
                 return
-            with suppress(EnvGymError):
-                server.check()
             _log.warning(
                 "The policy server of rank %d died (its log: %s); starting it again, %d of %d times",
                 *(self._rank, server.log_path, restart, MAX_RESTARTS),

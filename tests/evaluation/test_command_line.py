@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -47,6 +48,8 @@ def on_a_terminal(*arguments):
         stderr=theirs,
         env={**os.environ, "PYTHONPATH": str(HERE), "TERM": "dumb"},
         start_new_session=True,
+        # A shell that runs these tests in the background has them, and what they start, ignore an interruption.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     os.close(theirs)
     return process, ours
@@ -56,7 +59,7 @@ def read_until(terminal, text, *, within_s=30.0):
     """What the terminal shows until it shows `text`, or to its end where `text` is None."""
     shown, deadline = "", time.monotonic() + within_s
     while text is None or text not in shown:
-        assert time.monotonic() < deadline, shown
+        assert select.select([terminal], [], [], max(deadline - time.monotonic(), 0))[0], shown
         try:
             part = os.read(terminal, 4096)
         except OSError:  # how the other end of a terminal says that it is closed

@@ -33,7 +33,7 @@ def test_the_record_is_that_of_run_episode(env_id, tmp_path):
 @pytest.mark.parametrize("ending", ["terminated", "truncated", "both"])
 def test_every_ending_is_recorded_as_run_episode_does(ending, tmp_path):
     env = RecordTrajectory(Countdown(length=2, ending=ending, role="tool"), tmp_path / "a.jsonl")
-    expected = run_episode(env, lambda observation: "é\ud800", seed=3)
+    expected = run_episode(env, lambda observation: "é\x00\u2028", seed=3)
     assert untimed(read(tmp_path / "a.jsonl")[0]) == untimed(expected)
 
 

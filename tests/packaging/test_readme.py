@@ -22,7 +22,7 @@ PYTHON = [text for language, text in FENCED if language == "python"]
 COMMANDS = [
     line.partition("#")[0].strip()
     for language, text in FENCED
-    for line in text.splitlines()
+    for line in text.replace("\\\n", " ").splitlines()
     if not language and line.startswith("envgym ")
 ]
 SERVER = """

@@ -13,7 +13,9 @@ from chat_models import largest_logprob_error
 
 import envgym
 from envgym.agents.policy_agent import PolicyAgent
+from envgym.evaluation.runner import evaluate
 from envgym.model_folder import load_model, load_tokenizer
+from envgym.policies import SGLangServer
 from envgym.policies.torch_policy import TorchPolicy
 from envgym.rendering import ChatMLRenderer, make_renderer
 from envgym.rollout.episode import run_episode
@@ -172,3 +174,20 @@ def test_recorded_logprobs_of_a_conversation_are_those_of_transformers(model, po
     assert trajectory.failure is None and len(trajectory.turns) == 4, [turn.action for turn in trajectory.turns]
     assert "Paris" in trajectory.turns[0].action and "Rome" in trajectory.turns[1].action
     assert largest_logprob_error(model, trajectory, temperature=0.5) < 1e-4
+
+
+def test_sglang_serves_it_and_it_plays_a_tool_environment_there(requires_sglang, folder, model):
+    with SGLangServer(folder, "cpu", context_length=2048, max_running_requests=4) as server:
+        report = evaluate(
+            str(folder),
+            "envgym/Calculator-v0",
+            episodes=2,
+            max_turns=2,
+            env_kwargs={"call_format": "hermes"},
+            agent_kwargs={"servers": server.url, "temperature": 0.7, "max_turn_tokens": 24},
+            on_episode=(played := []).append,
+        )["envgym/Calculator-v0"]
+    assert report.failed == 0 and len(played) == 2, [episode.failure for episode in played]
+    for episode in played:
+        assert episode.num_action_tokens > 0
+        assert largest_logprob_error(model, episode, temperature=0.7) < 1e-4

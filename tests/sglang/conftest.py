@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from envgym.errors import MissingDependencyError
 from envgym.policies import SGLangServer
-from envgym.policies.sglang_install import sglang_python
 from envgym.policies.tiny_model import create_model
 
 
-@pytest.fixture(scope="session")
-def requires_sglang() -> None:
-    """Skips where SGLang for the CPU is not installed; fails instead if ENVGYM_REQUIRE has `sglang`."""
-    try:
-        sglang_python("cpu")
-    except MissingDependencyError as error:
-        if "sglang" in os.environ.get("ENVGYM_REQUIRE", "").split(","):
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever needs a server is slow: it starts several processes."""
+    for item in items:
+        if "requires_sglang" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -76,9 +76,9 @@ def test_where_an_environment_went_wrong_is_kept(tmp_path):
     def broken(**kwargs):
         return int("not a number")
 
-    envgym.register("test/Broken-v0", broken)
+    config = tiny(tmp_path / "run", **{**SHORT, "env": {"id": registered("Broken", broken)}})
     with pytest.raises(ValueError, match="invalid literal") as caught:
-        train(tiny(tmp_path / "run", **{**SHORT, "env": {"id": "test/Broken-v0"}}), progress=False)
+        train(config, progress=False)
     assert frames(caught.value)[-1] == "broken"
 
 
