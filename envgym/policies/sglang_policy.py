@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -334,7 +335,7 @@ class SGLangPolicy:
         while True:
             for server in self._pool.due():
                 # A task that is cancelled before it starts would not say so itself.
-                self._start(self._probe(server)).add_done_callback(lambda _, server=server: self._pool.probed(server))
+                self._start(self._probe(server)).add_done_callback(partial(self._probed, server))
             with self._lock:
                 if not owner.closed:
                     owner.server = self._pool.settle(owner.server, elsewhere=elsewhere)
@@ -365,6 +366,9 @@ class SGLangPolicy:
             self._pool.take_out(server, str(error))
         else:
             self._pool.put_in(server)
+
+    def _probed(self, server: RoutedServer, _task: asyncio.Task[None]) -> None:
+        self._pool.probed(server)
 
     async def _examine(self, server: RoutedServer) -> None:
         client, limit = server.client, self._probe_timeout_s
