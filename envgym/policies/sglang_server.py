@@ -53,8 +53,8 @@ class SGLangServer:
         mem_fraction: Share of the GPU's memory for weights and cache; 0.85, or 0.6 with `memory_saver`, when None.
         max_total_tokens: Tokens in the cache; on a CPU what fits into 2 GiB when None, with CUDA what fits.
         max_running_requests: Requests that run at once; on a CPU 256 when None, with CUDA what SGLang finds.
-        deterministic: Results do not depend on what else is in the batch, and `sampling_seed` acts; about a third
-            slower.
+        deterministic: Results do not depend on what else is in the batch, and `sampling_seed` acts; the
+            kernels that do so are slower.
         memory_saver: The server can give its GPU memory to the learner and take it back (one GPU for both).
         tensor_parallel: GPUs that share the model.
         tokenizer: False loads none: requests and answers are token ids only, and there are no OpenAI endpoints.
