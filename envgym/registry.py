@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import inspect
 import threading
 import warnings
@@ -342,7 +341,10 @@ def _load_plugins() -> None:
         if _plugins_loaded:
             return
         _plugins_loaded = True  # before loading: a plug-in may itself look something up
-        for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        # Imported here, since `import envgym` must be quick.
+        from importlib.metadata import entry_points
+
+        for entry_point in entry_points(group=ENTRY_POINT_GROUP):
             try:
                 plugin = entry_point.load()
                 if callable(plugin):

@@ -71,6 +71,17 @@ def read_until(terminal, text, *, within_s=30.0):
     return shown
 
 
+def until_it_waits(pid, *, within_s=30.0):
+    """Returns when a process is asleep for good: Python prints a prompt a moment before it reads, and an interruption
+    in between, which no person manages, would be noticed after the read only."""
+    asleep, deadline = 0, time.monotonic() + within_s
+    while asleep < 5:
+        assert time.monotonic() < deadline
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
+        time.sleep(0.05)
+
+
 # -- mistakes --------------------------------------------------------------------------------------------------------
 
 HIGHER_LOWER = "envgym/HigherLower-v0"
@@ -310,6 +321,7 @@ def test_a_person_plays_to_the_end():
 def test_the_first_interruption_ends_play_at_once(arguments):
     process, terminal = on_a_terminal(*arguments)
     read_until(terminal, "> ")
+    until_it_waits(process.pid)
     process.send_signal(signal.SIGINT)
     assert "envgym: interrupted" in (shown := read_until(terminal, None)) and "Traceback" not in shown
     assert process.wait(timeout=30) == 130

@@ -76,15 +76,21 @@ def test_importing_envgym_is_quick_and_loads_nothing_heavy() -> None:
     program = (
         "import json, sys, time\n"
         "start = time.process_time()\n"
+        "import gymnasium\n"
+        "between = time.process_time()\n"
         "import envgym\n"
-        "spent = time.process_time() - start\n"
-        "print(json.dumps([spent, list(sys.modules)]))\n"
+        "end = time.process_time()\n"
+        "print(json.dumps([between - start, end - start, list(sys.modules)]))\n"
     )
     runs = [json.loads(subprocess.check_output([sys.executable, "-c", program], text=True)) for _ in range(5)]
-    assert {"torch", "transformers", "docker", "sglang", "envgym.environments"}.isdisjoint(runs[0][1])
-    # Processor time: what else the machine does must not decide this.
-    seconds = [spent for spent, _ in runs]
-    assert min(seconds) < 0.3, f"importing envgym took {seconds} seconds of processor time"
+    assert {"torch", "transformers", "docker", "sglang", "envgym.environments"}.isdisjoint(runs[0][2])
+    # Processor time: what else the machine does must not decide this. Most of it is Gymnasium and NumPy, which say how
+    # fast the machine is: where they take a fifth of a second, all of it takes less than three tenths.
+    gymnasium, whole = (min(run[part] for run in runs) for part in (0, 1))
+    allowed = 0.3 * max(gymnasium / 0.2, 1.0)
+    assert whole < allowed, (
+        f"importing envgym took {whole:.2f} s of processor time, {gymnasium:.2f} of it for Gymnasium"
+    )
 
 
 def test_imports_point_one_way() -> None:
