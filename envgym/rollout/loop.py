@@ -1,17 +1,65 @@
-"""Runs a coroutine from an ordinary function."""
+"""Runs coroutines from ordinary functions."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 _CANCEL_S = 5.0
 """Seconds that an interrupted coroutine gets to clean up where it runs in a thread of its own."""
+
+
+class LoopThread(Generic[T]):
+    """A coroutine that runs in a daemon thread, with an event loop of its own.
+
+    Args:
+        coroutine: Started at once.
+        name: Of the thread.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> None:
+        self._result: Future[T] = Future()
+        self._cancelled = False
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._thread = threading.Thread(target=self._work, args=(coroutine,), name=name, daemon=True)
+        self._thread.start()
+
+    def result(self) -> T:
+        """Waits for the coroutine; what it returned, or what it raised."""
+        return self._result.result()
+
+    def cancel(self) -> None:
+        """Cancels the coroutine, unless it is over."""
+        self._cancelled = True
+        if self._running is not None and not self._result.done():
+            loop, task = self._running
+            with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for the thread, at most so long."""
+        self._thread.join(timeout_s)
+
+    def _work(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        async def main() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            self._running = asyncio.get_running_loop(), task
+            if self._cancelled:  # before it was known whom to tell
+                coroutine.close()
+                raise asyncio.CancelledError
+            return await coroutine
+
+        try:
+            self._result.set_result(asyncio.run(main()))
+        except BaseException as error:
+            self._result.set_exception(error)
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -20,29 +68,11 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    result: Future[T] = Future()
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
-
-    async def main() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        running.append((asyncio.get_running_loop(), task))
-        return await coroutine
-
-    def work() -> None:
-        try:
-            result.set_result(asyncio.run(main()))
-        except BaseException as error:
-            result.set_exception(error)
-
-    thread = threading.Thread(target=work, name="envgym-loop", daemon=True)
-    thread.start()
+    thread = LoopThread(coroutine, name="envgym-loop")
     try:
-        return result.result()
+        return thread.result()
     except BaseException:
-        if not result.done() and running:  # an interrupt reaches this thread, not that one
-            loop, task = running[0]
-            loop.call_soon_threadsafe(task.cancel)
+        thread.cancel()  # an interrupt reaches this thread, not that one
         raise
     finally:
         thread.join(_CANCEL_S)

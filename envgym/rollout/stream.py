@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from envgym.agent import Agent
 from envgym.rollout.collector import Collection, Collector, EpisodeRequest
+from envgym.rollout.loop import LoopThread
 
 
 class EpisodeStream:
@@ -43,10 +41,7 @@ class EpisodeStream:
         self._allow_missing = allow_missing
         self._iterations = iterations
         self._next = iterations.start
-        self._batches: dict[int, Future[Collection]] = {}
-        self._closed = False
-        self._running: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[Collection]]] = {}
-        self._threads = ThreadPoolExecutor(len(collectors), thread_name_prefix="envgym-stream")
+        self._batches: dict[int, LoopThread[Collection]] = {}
 
     @property
     def max_lag(self) -> int:
@@ -58,7 +53,7 @@ class EpisodeStream:
         while self._next in self._iterations and self._next <= version + 1 + self.max_lag:
             iteration = self._next
             self._next += 1
-            self._batches[iteration] = self._threads.submit(self._play, iteration, self._requests(iteration))
+            self._batches[iteration] = self._play(iteration, self._requests(iteration))
 
     def take(self, iteration: int) -> Collection:
         """Waits for all episodes of an iteration.
@@ -67,37 +62,26 @@ class EpisodeStream:
             CollectionError: See `Collector.collect`.
             ValueError: The iteration was taken already, or the weights are too old for it to have started.
         """
-        batch = self._batches.pop(iteration, None)
-        if batch is None:
+        if iteration not in self._batches:
             raise ValueError(f"iteration {iteration} is not being played; call advance with a newer version first")
-        return batch.result()
+        collection = self._batches[iteration].result()
+        del self._batches[iteration]  # not before: whoever is interrupted here closes it
+        return collection
 
     def replay(self, iteration: int, requests: Sequence[EpisodeRequest]) -> Collection:
         """Plays further episodes of an iteration that has been taken, and waits for them."""
-        return self._threads.submit(self._play, iteration, requests).result()
+        self._batches[iteration] = self._play(iteration, requests)
+        return self.take(iteration)
 
     def close(self) -> None:
         """Ends all episodes under way."""
-        self._closed = True
-        for loop, task in list(self._running.values()):
-            with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
-                loop.call_soon_threadsafe(task.cancel)
-        wait(self._batches.values())
-        self._threads.shutdown(cancel_futures=True)
+        for batch in self._batches.values():
+            batch.cancel()
+        for batch in self._batches.values():
+            batch.join()
 
-    def _play(self, iteration: int, requests: Sequence[EpisodeRequest]) -> Collection:
+    def _play(self, iteration: int, requests: Sequence[EpisodeRequest]) -> LoopThread[Collection]:
         # Its predecessor there has been taken: the weights it trained had to exist before this one could start.
         collector = self._collectors[iteration % len(self._collectors)]
-
-        async def collect() -> Collection:
-            task = asyncio.current_task()
-            assert task is not None
-            self._running[iteration] = asyncio.get_running_loop(), task
-            try:
-                if self._closed:
-                    raise asyncio.CancelledError
-                return await collector.collecting(self._agent, requests, allow_missing=self._allow_missing)
-            finally:
-                del self._running[iteration]
-
-        return asyncio.run(collect())
+        collecting = collector.collecting(self._agent, requests, allow_missing=self._allow_missing)
+        return LoopThread(collecting, name=f"envgym-stream-{iteration}")

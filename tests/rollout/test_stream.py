@@ -1,5 +1,6 @@
 """Collection ahead of training: bounded staleness, fixed batches, nothing dropped for being long."""
 
+import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -130,6 +131,20 @@ def test_closing_ends_episodes_that_would_go_on_forever():
         started = time.perf_counter()
         episodes.close()
         assert time.perf_counter() - started < 2.0
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("envgym-stream")]
+
+
+def test_closing_ends_episodes_whose_iteration_somebody_was_interrupted_in_waiting_for():
+    with stream(ending="never", delay=lambda seed, turn: 0.005) as episodes:
+        episodes.advance(0)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                episodes.take(1)
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        episodes.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("envgym-stream")]
 
 
