@@ -25,6 +25,7 @@ from envgym.errors import CheckpointError, StorageError
 from envgym.learner.learner import Learner
 from envgym.learner.main_rank import on_main
 from envgym.learner.manifest import damage, write_durably, write_manifest
+from envgym.learner.replacement import replace_folder
 from envgym.learner.sharding import is_main
 
 _STATE = "state.json"
@@ -87,12 +88,8 @@ def _clear(partial: Path) -> None:
 
 def _put(partial: Path, final: Path, keep: int) -> None:
     """Gives a written checkpoint its name and removes what it makes superfluous."""
-    replaced = final.with_name(f".{final.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if final.exists():
-        os.replace(final, replaced)
-    os.replace(partial, final)
-    for old in [replaced, *_complete(final.parent)[:-keep]]:
+    replace_folder(partial, final)
+    for old in _complete(final.parent)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from envgym.errors import StorageError
 from envgym.learner.learner import Learner
 from envgym.learner.main_rank import on_main
+from envgym.learner.replacement import replace_folder
 from envgym.learner.sharding import is_main
 from envgym.model_folder import quiet
 from envgym.weight_sync.buckets import weight_buckets
@@ -41,17 +41,13 @@ def export_model(folder: Path, learner: Learner, tokenizer: Any) -> Path:
 
 
 def _write(folder: Path, learner: Learner, weights: dict[str, Tensor], tokenizer: Any) -> None:
-    partial, replaced = (folder.with_name(f".{folder.name}.{state}") for state in ("partial", "replaced"))
+    partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         with quiet():
             learner.actor.lm.save_pretrained(str(partial), state_dict=weights)
         tokenizer.save_pretrained(str(partial))
-        shutil.rmtree(replaced, ignore_errors=True)
-        if folder.exists():
-            os.replace(folder, replaced)
-        os.replace(partial, folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        replace_folder(partial, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())

@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 
-def move_state(
-    modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], device: torch.device
-) -> None:
+def move_state(modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], device: torch.device) -> None:
     """Moves parameters, buffers and optimizer state, sharded or not; nothing may be computed until they are back.
 
     The parameters stay the same objects, so optimizers go on holding them. Step counters stay where the optimizer

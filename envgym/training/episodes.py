@@ -28,7 +28,7 @@ class IterationEpisodes:
         make_collector: Makes a collector for training episodes.
         agent: What plays.
         first: The first iteration.
-        rank, num_ranks: Of this process; rank r plays episodes r, r + num_ranks, ...
+        indices: Which of an iteration's episodes this rank plays.
         device: Where the backend communicates from.
         recover: Brings what plays back into service after failures, with the weights that the iteration trains; a
             collective. None where nothing can be lost but episodes.
@@ -41,14 +41,13 @@ class IterationEpisodes:
         agent: Agent,
         *,
         first: int,
-        rank: int,
-        num_ranks: int,
+        indices: range,
         device: torch.device,
         recover: Callable[[int], None] | None = None,
     ) -> None:
         self._config = config
         self._agent = agent
-        self._rank, self._num_ranks = rank, num_ranks
+        self.indices = indices
         self._device = device
         self._recover = recover
         max_lag = config.rollout.max_policy_lag
@@ -58,22 +57,15 @@ class IterationEpisodes:
             self._stream = EpisodeStream(
                 [self._collector, *(make_collector() for _ in range(max_lag))],
                 agent,
-                lambda iteration: [request for _, request in self.requests(iteration)],
+                self.requests,
                 iterations=range(first, config.num_iterations + 1),
                 allow_missing=recover is not None,
             )
 
-    def requests(self, iteration: int) -> list[tuple[int, EpisodeRequest]]:
-        """What this rank plays of an iteration, each with its index in the whole."""
-        rollout = self._config.rollout
-        drawn = training_requests(
-            self._config.seed,
-            "train",
-            iteration,
-            range(rollout.episodes_per_iteration),
-            max_attempts=rollout.max_attempts,
-        )
-        return list(enumerate(drawn))[self._rank :: self._num_ranks]
+    def requests(self, iteration: int) -> list[EpisodeRequest]:
+        """What this rank plays of an iteration, in the order of `indices`."""
+        attempts = self._config.rollout.max_attempts
+        return training_requests(self._config.seed, "train", iteration, self.indices, max_attempts=attempts)
 
     def advance(self, version: int) -> None:
         """Says that weights of this version sample from now on; starts what may then be played ahead."""
@@ -87,9 +79,8 @@ class IterationEpisodes:
             CollectionError: Episodes failed and so did all their replacements.
             ValueError: The agent cannot play this environment.
         """
-        requests = [request for _, request in self.requests(iteration)]
         if self._stream is None:
-            collected = self._play(requests)
+            collected = self._play(self.requests(iteration))
         else:
             collected = self._stream.take(iteration)
         if self._recover is None:
@@ -102,7 +93,8 @@ class IterationEpisodes:
                 raise collected.unplayable
             if attempt < MAX_RECOVERIES:
                 self._recover(iteration)
-                again = [requests[index] for index in collected.missing]
+                requests = self.requests(iteration)
+                again = [requests[place] for place in collected.missing]
                 collected = merged(collected, self._play(again, iteration) if again else Collection(()))
         failures = Counter(str(trajectory.failure) for trajectory in collected.failed)
         commonest = "; commonest failure here: " + failures.most_common(1)[0][0] if failures else " on other ranks"

@@ -21,6 +21,7 @@ from envgym.evaluation.results import EnvironmentReport, summarise
 from envgym.learner.checkpoint import load_newest, save_checkpoint
 from envgym.learner.export import export_model
 from envgym.learner.learner import Learner, weights_dtype
+from envgym.learner.main_rank import on_main
 from envgym.learner.samples import make_sample
 from envgym.learner.sharding import is_main
 from envgym.model_folder import load_model, load_tokenizer
@@ -29,7 +30,7 @@ from envgym.policies.tiny_model import create_model
 from envgym.policies.torch_policy import TorchPolicy
 from envgym.registry import make
 from envgym.rendering import make_renderer, tools_for
-from envgym.rollout.collector import Collection, Collector, EpisodeRequest
+from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
 from envgym.rollout.staleness import dropped_metrics, lag_metrics
 from envgym.rollout.tokenising import tokenise
@@ -112,26 +113,15 @@ class Trainer:
 
     def _open_folder(self) -> RunFolder | None:
         """Opens the run folder on the main rank; an error there is raised on every rank."""
-        folder, error = None, None
-        if is_main():
-            try:
-                folder = RunFolder.reopen(self.config) if self.resume else RunFolder.create(self.config)
-            except Exception as failure:
-                error = failure
-        shared: list[Any] = [error]
-        dist.broadcast_object_list(shared, src=0)
-        if shared[0] is not None:
-            raise shared[0]
-        return folder
+        return on_main(lambda: RunFolder.reopen(self.config) if self.resume else RunFolder.create(self.config))
 
     def _model_folder(self) -> Path:
         model = self.config.model
         if not isinstance(model, NewModel):
             return model.path
         folder = self.config.run_dir / INITIAL_MODEL
-        if is_main() and not folder.exists():
-            create_model(folder, seed=self.config.seed, **model.model_dump(exclude={"kind"}))
-        dist.barrier()
+        settings = model.model_dump(exclude={"kind"})
+        on_main(lambda: folder.exists() or create_model(folder, seed=self.config.seed, **settings))
         return folder
 
     def _policy(self, model_dir: Path) -> SGLangPolicy | TorchPolicy:
@@ -227,8 +217,7 @@ class Trainer:
             self._training_envs,
             self.agent(),
             first=first,
-            rank=self.rank,
-            num_ranks=self.num_ranks,
+            indices=self._share(config.rollout.episodes_per_iteration),
             device=self.device,
             recover=None if self.servers is None else lambda iteration: self._sync(iteration - 1),
         )
@@ -267,18 +256,13 @@ class Trainer:
         return {**state, "learner": {"iteration": 0}}
 
     def _warm_start(self, warm_start: WarmStartConfig) -> dict[str, float]:
-        requests = training_requests(
-            self.config.seed,
-            "warm_start",
-            0,
-            range(warm_start.num_episodes),
-            max_attempts=self.config.rollout.max_attempts,
-        )
+        indices, attempts = self._share(warm_start.num_episodes), self.config.rollout.max_attempts
+        requests = training_requests(self.config.seed, "warm_start", 0, indices, max_attempts=attempts)
         max_turns = warm_start.max_turns or self.config.env.max_turns
         overlong_penalty = self.config.rollout.overlong_penalty if warm_start.max_turns is None else 0.0
         return imitate_agent(
             warm_start,
-            self._share(requests),
+            list(zip(indices, requests, strict=True)),
             self.learner,
             self._collector(max_turns, overlong_penalty),
             lambda trajectory, env: tokenise(trajectory, env, self.renderer),
@@ -320,13 +304,10 @@ class Trainer:
         """Collects, updates and syncs; returns metrics and whether value pretraining goes on."""
         config = self.config
         started = time.perf_counter()
-        requests = episodes.requests(iteration)
         collected = episodes.collect(iteration)
-        samples = [
-            make_sample(trajectory, index)
-            for (index, _), trajectory in zip(requests, collected.trajectories, strict=True)
-        ]
-        metrics = self._record(requests, collected, version=iteration - 1)
+        indexed = list(zip(episodes.indices, collected.trajectories, strict=True))
+        samples = [make_sample(trajectory, index) for index, trajectory in indexed]
+        metrics = self._record(indexed, collected.failed, version=iteration - 1)
         if self.servers is not None:
             self.servers.sleep(self.learner)
         gathered = time.perf_counter()
@@ -353,16 +334,15 @@ class Trainer:
         phase.advance(note=f"{success}return {metrics['episode/return']:.2f}")
         return metrics, pretraining
 
-    def _share(self, items: Sequence[EpisodeRequest]) -> list[tuple[int, EpisodeRequest]]:
-        """What this rank plays of all requests, with the index in the whole."""
-        return list(enumerate(items))[self.rank :: self.num_ranks]
+    def _share(self, count: int) -> range:
+        """Which of so many episodes this rank plays."""
+        return range(self.rank, count, self.num_ranks)
 
     def _record(
-        self, requests: Sequence[tuple[int, EpisodeRequest]], collected: Collection, *, version: int
+        self, indexed: Sequence[tuple[int, Trajectory]], dropped: Sequence[Trajectory], *, version: int
     ) -> dict[str, float]:
         """Writes all ranks' episodes in order and returns their metrics, on every rank."""
-        indexed = [(index, trajectory) for (index, _), trajectory in zip(requests, collected.trajectories, strict=True)]
-        trajectories, failed = self._gather(indexed, collected.failed)
+        trajectories, failed = self._gather(indexed, dropped)
         shared: list[Any] = [None]
         if self.folder is not None:
             self.folder.record([*trajectories, *failed])
@@ -390,13 +370,12 @@ class Trainer:
 
     def evaluate(self, title: str) -> tuple[Reports, Trajectory]:
         """Sampled and greedy play on held-out seeds, shared among the ranks; and one sampled episode to look at."""
-        episodes = self.config.evaluation.episodes
-        requests = self._share([EpisodeRequest(seed=task, agent_seed=task) for task in range(episodes)])
+        tasks = self._share(self.config.evaluation.episodes)
         reports: Reports = {}
         example: Trajectory | None = None
-        with self.display.phase(title, 2 * len(requests)) as phase:
+        with self.display.phase(title, 2 * len(tasks)) as phase:
             for agent in (self.agent(), self.agent(greedy=True)):
-                trajectories = self._play(agent, requests, phase)
+                trajectories = self._play(agent, tasks, phase)
                 shared: list[Any] = [None, None]
                 if is_main():
                     report = summarise(self.config.env.id, agent.name, trajectories)
@@ -408,15 +387,15 @@ class Trainer:
             raise RuntimeError(f"no evaluation episode of {self.config.env.id} finished")
         return reports, example
 
-    def _play(self, agent: Agent, requests: Sequence[tuple[int, EpisodeRequest]], phase: Phase) -> list[Trajectory]:
+    def _play(self, agent: Agent, tasks: range, phase: Phase) -> list[Trajectory]:
         collected = self.evaluation_envs.collect(
             agent,
-            [request for _, request in requests],
+            [EpisodeRequest(seed=task, agent_seed=task) for task in tasks],
             on_episode=lambda *_: phase.advance(),
             allow_missing=True,
         )
-        present = [entry for place, entry in enumerate(requests) if place not in collected.missing]
-        indexed = [(index, trajectory) for (index, _), trajectory in zip(present, collected.trajectories, strict=True)]
+        present = [task for place, task in enumerate(tasks) if place not in collected.missing]
+        indexed = list(zip(present, collected.trajectories, strict=True))
         finished, failed = self._gather(indexed, collected.failed)
         return finished + failed
 

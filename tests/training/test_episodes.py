@@ -63,8 +63,7 @@ class Play:
             self.make_collector,
             FunctionAgent(self.act),
             first=1,
-            rank=0,
-            num_ranks=1,
+            indices=range(6),
             device=CPU,
             recover=self.recover,
         )
@@ -96,7 +95,7 @@ def test_episodes_that_a_lost_server_took_are_played_again(max_lag, back_after):
         play.down = True
         play.episodes.advance(0)
         collected = play.episodes.collect(1)
-        assert seeds(collected) == [request.seed for _, request in play.episodes.requests(1)]
+        assert seeds(collected) == [request.seed for request in play.episodes.requests(1)]
         assert len(collected.failed) == 6 * back_after, "every lost episode is on record"
         assert play.recoveries == [1] * back_after
     finally:
