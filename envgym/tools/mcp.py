@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from envgym.env import TextEnv
 from envgym.errors import EnvGymError, MissingDependencyError
 from envgym.tools.environment import ToolEnv
-from envgym.tools.parsing import BareWord, ToolCall
+from envgym.tools.parsing import ToolCall
 from envgym.tools.tool import ArgumentError, Tool, ToolError, ToolResult
 
 GRACE_S = 5.0
@@ -262,14 +262,7 @@ class McpTool(Tool):
         """
         import jsonschema
 
-        if len(call.positional) > len(self.parameters):
-            raise ArgumentError(f"{self.usage} takes {len(self.parameters)} arguments, got {len(call.positional)}.")
-        arguments = dict(call.arguments)
-        for name, value in zip(self.parameters, call.positional, strict=False):
-            if name in arguments:
-                raise ArgumentError(f"{self.usage}: '{name}' is given twice.")
-            arguments[name] = value
-        arguments = {k: self._read_word(k, v) if isinstance(v, BareWord) else v for k, v in arguments.items()}
+        arguments = self._by_name(call)
         try:
             json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
             error = jsonschema.exceptions.best_match(self._validator.iter_errors(arguments))

@@ -100,6 +100,19 @@ class Tool:
         Raises:
             ArgumentError: An argument is missing, unknown, given twice or of the wrong type.
         """
+        arguments = self._by_name(call)
+        try:
+            model = self._model.model_validate_json(json.dumps(arguments))
+        except ValidationError as error:
+            raise ArgumentError(f"{self.usage}: {_explain(error)}.") from error
+        return {name: getattr(model, f"p{i}") for i, name in enumerate(self.parameters)}
+
+    def _by_name(self, call: ToolCall) -> dict[str, Any]:
+        """The arguments by name, bare words as what the schema asks for.
+
+        Raises:
+            ArgumentError: There are too many, or one is given twice.
+        """
         if len(call.positional) > len(self.parameters):
             raise ArgumentError(f"{self.usage} takes {len(self.parameters)} arguments, got {len(call.positional)}.")
         arguments = dict(call.arguments)
@@ -107,14 +120,7 @@ class Tool:
             if name in arguments:
                 raise ArgumentError(f"{self.usage}: '{name}' is given twice.")
             arguments[name] = value
-        for name, value in arguments.items():
-            if isinstance(value, BareWord):
-                arguments[name] = self._read_word(name, value)
-        try:
-            model = self._model.model_validate_json(json.dumps(arguments))
-        except ValidationError as error:
-            raise ArgumentError(f"{self.usage}: {_explain(error)}.") from error
-        return {name: getattr(model, f"p{i}") for i, name in enumerate(self.parameters)}
+        return {k: self._read_word(k, v) if isinstance(v, BareWord) else v for k, v in arguments.items()}
 
     def _read_word(self, name: str, word: BareWord) -> Any:
         """A bare word as the type the schema asks for; as text when it cannot be that, for validation to reject."""
