@@ -200,6 +200,12 @@ def continuation(run_dir: Path) -> str:
     return f"continue from iteration {int(max(names))} with {ways}"
 
 
+def has_checkpoint(run_dir: Path) -> bool:
+    """Whether a run has come to a checkpoint, whatever has become of it; those in writing do not count."""
+    folder = Path(run_dir) / CHECKPOINTS
+    return folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir())
+
+
 @contextmanager
 def _writing(path: Path, run_dir: Path) -> Iterator[None]:
     """Turns what the system says about a write into an error that names the file and how to go on."""
@@ -230,7 +236,7 @@ def _never_began(path: Path) -> bool:
     ours = {LOCK, CONFIG, METRICS, TRAJECTORIES, INITIAL_MODEL, CHECKPOINTS, EVENTS, f".{CONFIG}.tmp"}
     if not (path / CONFIG).is_file() or any(entry.name not in ours for entry in path.iterdir()):
         return False
-    if (path / CHECKPOINTS).is_dir() and any(not e.name.startswith(".") for e in (path / CHECKPOINTS).iterdir()):
+    if has_checkpoint(path):
         return False
     try:
         TrainConfig.model_validate(json.loads((path / CONFIG).read_text(encoding="utf-8")))

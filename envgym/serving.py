@@ -105,7 +105,9 @@ def serve_model(arguments: argparse.Namespace) -> int:
 
 def model_of(folder: str | Path) -> Path:
     """The model of a run folder, or the folder itself."""
-    trained = Path(folder) / "model"
+    from envgym.run_folder import MODEL
+
+    trained = Path(folder) / MODEL
     return trained if (trained / "config.json").is_file() else Path(folder)
 
 

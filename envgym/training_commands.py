@@ -56,10 +56,9 @@ def train_command(arguments: argparse.Namespace) -> None:
 
 def _how_to_go_on(arguments: argparse.Namespace, config: TrainConfig) -> str:
     """What to do after an interruption: before its first checkpoint a run holds nothing to continue."""
-    from envgym.run_folder import CHECKPOINTS
+    from envgym.run_folder import has_checkpoint
 
-    folder = config.run_dir / CHECKPOINTS
-    if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):  # those are unfinished
+    if has_checkpoint(config.run_dir):
         return f"continue with `envgym train --resume {config.run_dir}`"
     chosen = arguments.run_dir is None and not Path(arguments.config or "").is_file()
     where = f" with --run-dir {config.run_dir}" if chosen else ""

@@ -81,7 +81,7 @@ class SGLangClient:
         return await self._send("POST", "/generate", body, self.generate_timeout_s if timeout_s is None else timeout_s)
 
     async def abort_soon(self, request_id: str, *, timeout_s: float = 2.0) -> None:
-        """`abort`, as a coroutine.
+        """Ends the requests whose id begins so, running or queued; unknown ids are ignored.
 
         Raises:
             ServerError: As for `generate`.
@@ -169,10 +169,6 @@ class SGLangClient:
 
     # -- control ------------------------------------------------------------------------------------------------------
 
-    def abort(self, request_id: str) -> None:
-        """Ends the requests whose id begins so, running or queued; unknown ids are ignored."""
-        self._call("POST", "/abort_request", {"rid": request_id})
-
     def pause(self, mode: PauseMode = "retract") -> None:
         """Stops sampling until `resume`."""
         self._call("POST", "/pause_generation", {"mode": mode})
@@ -193,16 +189,13 @@ class SGLangClient:
         """Closes the session."""
         self._call("POST", "/end_weight_update", {})
 
-    def update_weights_from_tensors(
-        self, serialised: Sequence[str], *, load_format: str | None = None, weight_version: str | None = None
-    ) -> None:
+    def update_weights_from_tensors(self, serialised: Sequence[str], *, load_format: str | None = None) -> None:
         """Loads tensors.
 
         Args:
             serialised: For each tensor-parallel rank the base64 of what was pickled: a list of (name, tensor), or what
                 the load format asks for.
             load_format: None, or "flattened_bucket".
-            weight_version: Name of the weights from now on; None keeps the present one.
         """
         self._call(
             "POST",
@@ -211,7 +204,6 @@ class SGLangClient:
                 "serialized_named_tensors": list(serialised),
                 "load_format": load_format,
                 "flush_cache": False,
-                "weight_version": weight_version,
             },
         )
 
@@ -244,7 +236,6 @@ class SGLangClient:
         *,
         group: str,
         load_format: str | None = None,
-        weight_version: str | None = None,
     ) -> None:
         """Receives tensors from the process group; returns when they are loaded."""
         self._call(
@@ -257,17 +248,12 @@ class SGLangClient:
                 "group_name": group,
                 "load_format": load_format,
                 "flush_cache": False,
-                "weight_version": weight_version,
             },
         )
 
-    def update_weights_from_disk(self, folder: str, *, weight_version: str | None = None) -> None:
+    def update_weights_from_disk(self, folder: str) -> None:
         """Loads a model folder that the server can read."""
-        self._call(
-            "POST",
-            "/update_weights_from_disk",
-            {"model_path": folder, "flush_cache": False, "weight_version": weight_version},
-        )
+        self._call("POST", "/update_weights_from_disk", {"model_path": folder, "flush_cache": False})
 
     def name_weights(self, weight_version: str) -> None:
         """Changes the name of the present weights; running requests go on."""
@@ -277,11 +263,6 @@ class SGLangClient:
         """For each tensor-parallel rank, the checksum of each parameter under the server's own name."""
         answer = self._call("POST", "/weights_checker", {"action": "checksum"})
         return [dict(rank["checksums"]) for rank in answer["ranks"]]
-
-    def read_weight(self, name: str, *, rows: int) -> list[Any] | None:
-        """The first rows of a parameter by its Hugging Face name, as float32; None where the server knows none."""
-        answer = self._call("POST", "/get_weights_by_name", {"name": name, "truncate_size": rows})
-        return answer if isinstance(answer, list) else None
 
     def release_memory(self, tags: Sequence[str] = ("kv_cache", "weights")) -> None:
         """Gives the device's memory back until `restore_memory`; needs a server with its memory saver on."""

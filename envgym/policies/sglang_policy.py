@@ -373,19 +373,21 @@ class SGLangPolicy:
     async def _examine(self, server: RoutedServer) -> None:
         client, limit = server.client, self._probe_timeout_s
         server_info = await client.fetch("/server_info", timeout_s=limit)
-        facts = ServerFacts.from_answers(await client.fetch("/model_info", timeout_s=limit), server_info)
+        model_info = await client.fetch("/model_info", timeout_s=limit)
+        # In a thread: the vocabulary of a large model takes a while to read, and turns on other servers go on.
+        facts = await asyncio.to_thread(ServerFacts.from_answers, model_info, server_info)
         check_vocabulary(client.url, facts, self._vocab_size, self._tokens)
         if facts.context_length < self._context_length:
             raise ModelError(f"{client.url} has a context of {facts.context_length}, expected {self._context_length}")
-        version, callback = self._version, self.on_return
-        if facts.version != version and callback is not None:
+        held, version, callback = facts.version, self._version, self.on_return
+        if held != version and callback is not None:
             try:
                 await asyncio.to_thread(callback, client, version)
             except Exception as error:
                 raise ServerError(f"{client.url} could not be given version {version}: {error}") from error
-            facts = ServerFacts.from_answers(await client.fetch("/model_info", timeout_s=limit), server_info)
-        if facts.version != self._version:
-            raise ServerError(self._stale(server, facts.version))
+            held = parse_version((await client.fetch("/model_info", timeout_s=limit)).get("weight_version"))
+        if held != self._version:
+            raise ServerError(self._stale(server, held))
         greedy = SamplingParams(max_new_tokens=1, temperature=0)
         fields = encode_sampling(greedy, vocab_size=self._vocab_size, max_support=self._max_support)
         body = encode_request(_PROBE_PROMPT, uuid.uuid4().hex, {**fields, "max_new_tokens": 1}, with_support=False)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from envgym.config import SGLangPolicyConfig, TrainConfig
 from envgym.errors import EnvGymError, WeightSyncError
 from envgym.learner.learner import Learner
+from envgym.learner.metrics import all_reduce_sum
 from envgym.policies.sglang_client import SGLangClient
 from envgym.policies.sglang_policy import SGLangPolicy
 from envgym.policies.sglang_server import SGLangServer, free_port
@@ -63,6 +64,7 @@ class PolicyServers:
         self._settings = config.policy
         self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
         self._folder, self._model_dir = config.run_dir / FOLDER, model_dir
+        self._device = device
         self._shares_memory = self._settings.colocated and device.type == "cuda"
         self._num_folders = 0
         self._learner: Learner | None = None
@@ -83,7 +85,7 @@ class PolicyServers:
                 recovery_timeout_s=self._settings.recovery_timeout_s,
                 on_return=self._refill if alone else None,
             )
-            self._receivers = self._make_receivers(self._clients)
+            self._receivers = self._make_receivers(self._clients, rank=self._rank, num_ranks=self._num_ranks)
         except BaseException:
             self.close()
             raise
@@ -158,16 +160,16 @@ class PolicyServers:
             for receiver in receivers:
                 receiver.close()
 
-    def _make_receivers(self, clients: list[SGLangClient]) -> list[SGLangReceiver]:
-        """Those of this rank, one for each server that it feeds: by way of the disk the main rank feeds all."""
-        way = self._settings.weight_sync
+    def _make_receivers(
+        self, clients: list[SGLangClient], *, rank: int = 0, num_ranks: int = 1
+    ) -> list[SGLangReceiver]:
+        """Receivers for all of the servers, or for those that a rank feeds."""
         self._num_folders += 1
-        feeder = {client.url: 0 if way == "disk" else n % self._num_ranks for n, client in enumerate(self._clients)}
         return make_receivers(
-            [client for client in clients if feeder[client.url] == self._rank],
-            way,
-            rank=0,
-            num_ranks=1,
+            clients,
+            self._settings.weight_sync,
+            rank=rank,
+            num_ranks=num_ranks,
             same_machine=self._server is not None,
             folder=self._folder / f"weights-{self._num_folders}",  # receivers made apart do not share files
             model_folder=self._model_dir,
@@ -175,12 +177,8 @@ class PolicyServers:
 
     def _every_rank_is_served(self) -> bool:
         """The same answer on every rank."""
-        out = len(self.policy.statistics().out_of_service)
-        served = torch.tensor(int(out < len(self.policy.clients)))
-        if dist.get_backend() == "nccl":
-            served = served.cuda()
-        dist.all_reduce(served, op=dist.ReduceOp.MIN)
-        return bool(served)
+        unserved = len(self.policy.statistics().out_of_service) == len(self.policy.clients)
+        return not all_reduce_sum(torch.tensor(float(unserved), device=self._device)).item()
 
     # -- the server that was started ----------------------------------------------------------------------------------
 

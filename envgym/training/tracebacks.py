@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import logging
 
-from envgym.errors import (
-    CheckpointError,
-    CollectionError,
-    MissingDependencyError,
-    ModelError,
-    ServerError,
-    StorageError,
-    UnknownIdError,
-    UnplayableError,
-    WeightSyncError,
-)
+from envgym import errors
 
 SAID = (
-    CheckpointError,
-    CollectionError,
-    MissingDependencyError,
-    ModelError,
-    ServerError,
-    StorageError,
-    UnknownIdError,
-    UnplayableError,
-    WeightSyncError,
+    errors.CheckpointError,
+    errors.CollectionError,
+    errors.MissingDependencyError,
+    errors.ModelError,
+    errors.ServerError,
+    errors.StorageError,
+    errors.UnknownIdError,
+    errors.UnplayableError,
+    errors.WeightSyncError,
 )
 """Errors whose message says all there is to know."""
 

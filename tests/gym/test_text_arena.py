@@ -121,7 +121,8 @@ def test_the_second_invalid_move_in_a_row_ends_the_game(name):
 def test_hostile_moves_are_answered(name, action):
     env = make(name)
     env.reset(seed=1)
-    env.step(action)
+    step = env.step(action)
+    assert step.observation and not step.info.get("success"), "a hostile move was taken for a good one"
 
 
 def turns_until_the_end(env, moves, seed=0):

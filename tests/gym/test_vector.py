@@ -10,7 +10,7 @@ import envgym
 from envgym.errors import ContractError, EpisodeOrderError, RewardError
 from envgym.spaces import SHARED_MEMORY_BYTES, TextSpace
 from envgym.vector import TextVectorEnv, batch_infos, make_vec
-from envgym.wrappers import RewardScale
+from envgym.wrappers import REWARD_TOLERANCE, RewardScale
 from tests.fakes import Countdown
 
 IDS = ["envgym/HigherLower-v0", "envgym/PointerChase-v0"]
@@ -255,11 +255,26 @@ def test_text_beyond_ascii_and_numbers_of_other_types_pass_the_checks():
     assert infos["reward_components"]["é"].tolist() == [1, 1] and infos["state"]["n"].tolist() == [[1], [1]]
 
 
+class Rounded(Countdown):
+    """Pays 0.3 for 0.1 and 0.2, whose sum is 0.30000000000000004."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step._replace(reward=0.3, info={**step.info, "reward_components": {"a": 0.1, "b": 0.2}})
+
+
 def test_rewards_may_differ_from_the_sums_of_their_components_by_rounding():
+    envs = TextVectorEnv([Rounded] * 2)
+    envs.reset(seed=0)
+    _, rewards, _, _, infos = envs.step(["x", "y"])
+    components = infos["reward_components"]
+    gaps = np.abs(components["a"] + components["b"] - rewards)
+    assert np.all(gaps > 0) and np.all(gaps <= REWARD_TOLERANCE)
     envs = make_vec(IDS[0], 3, wrappers=[lambda env: RewardScale(env, 0.1)], autoreset_mode="SameStep")
     envs.reset(seed=0)
     for guess in range(1, 65):
-        envs.step([str(guess), "x", str(65 - guess)])
+        _, rewards, _, _, _ = envs.step([str(guess), "x", str(65 - guess)])
+        assert rewards[1] == pytest.approx(-0.005)
 
 
 def test_a_mask_before_the_first_reset_starts_only_its_copies():
