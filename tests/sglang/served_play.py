@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
+import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,3 +99,20 @@ async def play(
     finally:
         policy.close_session(session)
     return played
+
+
+def wait_until_running(url: str, count: int, *, timeout_s: float = 60.0) -> None:
+    """Wait until a server runs so many requests, each of which has drawn a token; by its own count, not by the time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with urllib.request.urlopen(f"{url}/v1/loads", timeout=timeout_s) as answer:
+            running = sum(load["num_running_reqs"] for load in json.loads(answer.read())["loads"])
+        if running >= count:
+            return
+        assert time.monotonic() < deadline, f"{url} runs {running} requests, not {count}, after {timeout_s} s"
+        time.sleep(0.01)
+
+
+async def until_running(url: str, count: int) -> None:
+    """`wait_until_running`, off the loop."""
+    await asyncio.to_thread(wait_until_running, url, count)

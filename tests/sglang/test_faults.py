@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 from processes import eventually, server_of
-from served_play import collect, make_agent, play, recomputed
+from served_play import collect, make_agent, play, recomputed, until_running
 
 from envgym.policies import SGLangServer
 from envgym.policies.sglang_client import SGLangClient
@@ -127,7 +127,7 @@ def test_episodes_of_a_server_that_hangs_go_on_elsewhere(servers, tiny_model_fol
 
 def test_a_turn_in_the_queue_is_cancelled_and_no_other_loses_a_token(servers):
     policy = SGLangPolicy(servers[1].url)
-    long = SamplingParams(max_new_tokens=100)
+    long = SamplingParams(max_new_tokens=500)
 
     async def main():
         sessions = [policy.open_session(seed=seed) for seed in range(12)]
@@ -135,7 +135,7 @@ def test_a_turn_in_the_queue_is_cancelled_and_no_other_loses_a_token(servers):
             asyncio.ensure_future(policy.generate([65, 66, i], long, session=session))
             for i, session in enumerate(sessions)
         ]
-        await asyncio.sleep(1.0)  # eight are running, the others wait
+        await until_running(servers[1].url, 8)  # the others wait
         started = time.monotonic()
         for turn in turns[10:]:
             turn.cancel()
@@ -146,7 +146,7 @@ def test_a_turn_in_the_queue_is_cancelled_and_no_other_loses_a_token(servers):
     waited, results = asyncio.run(main())
     assert waited < 3
     assert [isinstance(result, asyncio.CancelledError) for result in results] == [False] * 10 + [True] * 2
-    assert [len(result.token_ids) for result in results[:10]] == [100] * 10
+    assert [len(result.token_ids) for result in results[:10]] == [500] * 10
     assert policy.statistics().aborted == 2
 
 

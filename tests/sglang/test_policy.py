@@ -5,7 +5,7 @@ import dataclasses
 import json
 
 import pytest
-from served_play import collect, make_agent, make_env, play
+from served_play import collect, make_agent, make_env, play, until_running
 
 from envgym.errors import ModelError, ServerError, ServerUnreachableError
 from envgym.policies.base import Policy
@@ -262,11 +262,11 @@ def test_a_prompt_the_server_must_not_see_is_not_sent(policy, prompt, problem):
     assert sum(policy.statistics().requests.values()) == 0
 
 
-def test_a_session_generates_one_turn_at_a_time_and_only_while_it_is_open(policy):
+def test_a_session_generates_one_turn_at_a_time_and_only_while_it_is_open(policy, sglang_server):
     async def main():
         session = policy.open_session(seed=0)
-        turn = asyncio.ensure_future(policy.generate([1], SamplingParams(max_new_tokens=500), session=session))
-        await asyncio.sleep(0.2)
+        turn = asyncio.ensure_future(policy.generate([1], SamplingParams(max_new_tokens=900), session=session))
+        await until_running(sglang_server.url, 1)
         with pytest.raises(ValueError, match="already generating"):
             await policy.generate([1], SamplingParams(), session=session)
         policy.close_session(session)
@@ -280,20 +280,20 @@ def test_a_session_generates_one_turn_at_a_time_and_only_while_it_is_open(policy
     assert policy.statistics().aborted == 1
 
 
-def test_a_cancelled_turn_ends_on_the_server_and_no_other_does(policy):
-    long = SamplingParams(max_new_tokens=120)
+def test_a_cancelled_turn_ends_on_the_server_and_no_other_does(policy, sglang_server):
+    long = SamplingParams(max_new_tokens=900)
 
     async def main():
         sessions = [policy.open_session(seed=seed) for seed in range(3)]
         turns = [asyncio.ensure_future(policy.generate([1, 2], long, session=session)) for session in sessions]
-        await asyncio.sleep(0.5)
+        await until_running(sglang_server.url, 3)
         turns[1].cancel()
         results = await asyncio.gather(*turns, return_exceptions=True)
         again = await policy.generate([1, 2], SamplingParams(max_new_tokens=2), session=sessions[1])
         return results, again
 
     results, again = asyncio.run(main())
-    assert [len(results[i].token_ids) for i in (0, 2)] == [120, 120]
+    assert [len(results[i].token_ids) for i in (0, 2)] == [900, 900]
     assert isinstance(results[1], asyncio.CancelledError)
     assert len(again.token_ids) == 2
     statistics = policy.statistics()
@@ -314,16 +314,16 @@ def test_an_abort_that_nobody_asked_for_is_generated_again(policy, sglang_server
     client = SGLangClient(sglang_server.url)
 
     async def main():
-        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=800), num_turns=1))
-        await asyncio.sleep(0.5)
+        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=900), num_turns=1))
+        await until_running(sglang_server.url, 1)
         await asyncio.to_thread(client.pause, "abort")
         await asyncio.to_thread(client.resume)
         return await turn
 
     [(_, completion)] = asyncio.run(main())
-    assert len(completion.token_ids) == 800 and completion.finish_reason == "length"
+    assert len(completion.token_ids) == 900 and completion.finish_reason == "length"
     statistics = policy.statistics()
-    assert (statistics.retries, statistics.turns, statistics.tokens) == (1, 1, 800)
+    assert (statistics.retries, statistics.turns, statistics.tokens) == (1, 1, 900)
 
 
 def test_each_token_has_the_version_of_the_weights_that_drew_it(policy, sglang_server):
@@ -332,8 +332,8 @@ def test_each_token_has_the_version_of_the_weights_that_drew_it(policy, sglang_s
     policy.weights_updated(7)
 
     async def main():
-        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=90), num_turns=1))
-        await asyncio.sleep(0.5)
+        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=900), num_turns=1))
+        await until_running(sglang_server.url, 1)
         await asyncio.to_thread(client.pause, "retract")
         await asyncio.to_thread(client.name_weights, "8")
         await asyncio.to_thread(client.resume)
@@ -342,7 +342,7 @@ def test_each_token_has_the_version_of_the_weights_that_drew_it(policy, sglang_s
     [(_, completion)] = asyncio.run(main())
     first, second = completion.version_spans
     assert (first.version, second.version) == (7, 8)
-    assert first.start == 0 and 0 < first.end == second.start < second.end == 90
+    assert first.start == 0 and 0 < first.end == second.start < second.end == 900
 
 
 def test_a_server_with_older_weights_gives_no_turn_until_it_has_been_brought_up_to_date(policy, sglang_server):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from served_play import wait_until_running
 from tiny_learner import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -183,15 +183,15 @@ def test_running_requests_go_on_with_the_new_weights(way, client, served, tmp_pa
     new = changed(served, 4)
     prompts = [[i, 3, 5, 7 + i] for i in range(64)]
     with ThreadPoolExecutor(64) as pool:
-        asked = [pool.submit(ask, client, 100, prompt) for prompt in prompts]
-        time.sleep(1.0)
+        asked = [pool.submit(ask, client, 300, prompt) for prompt in prompts]
+        wait_until_running(client.url, 64)
         push(client, way, new, 2, tmp_path)
         answers = [answer.result() for answer in asked]
     crossed = 0
     for prompt, answer in zip(prompts, answers, strict=True):
         spans = [(span["version"], span["start"], span["end"]) for span in answer["meta_info"]["weight_versions"]]
         assert [version for version, _, _ in spans] in (["1"], ["2"], ["1", "2"])
-        assert spans[0][1] == 0 and spans[-1][2] == 100
+        assert spans[0][1] == 0 and spans[-1][2] == 300
         crossed += len(spans) == 2
         for version, start, end in spans:
             part = {
