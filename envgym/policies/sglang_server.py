@@ -20,7 +20,7 @@ from envgym.errors import ServerError
 from envgym.policies import sglang_supervisor
 from envgym.policies.served_model import check_served_model
 from envgym.policies.sglang_flags import server_arguments
-from envgym.policies.sglang_health import is_healthy
+from envgym.policies.sglang_health import freeze_objects, is_healthy
 from envgym.policies.sglang_install import Device, server_environment, sglang_python
 
 TAIL_LINES = 30
@@ -221,6 +221,8 @@ class SGLangServer:
             if shown:
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         self.check()
+        if self.device == "cpu":
+            freeze_objects(self.url)
 
     def check(self) -> None:
         """Raises if the server is not running.
