@@ -19,7 +19,7 @@ def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
 def freeze_objects(url: str, timeout_s: float = 30.0) -> bool:
     """Tells a server that the objects it has by now are there to stay; whether it obeyed.
 
-    Its garbage collector then passes them over. Otherwise it walks through millions of them at every flush of the cache,
+    Its garbage collector then passes them over. Otherwise it walks through all of them at every flush of the cache,
     which on a CPU takes a third of a second. SGLang asks itself for this once it has warmed up; without a warm-up it
     does so before it listens, in vain (0.5.23).
     """
