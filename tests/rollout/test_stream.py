@@ -1,5 +1,6 @@
 """Collection ahead of training: bounded staleness, fixed batches, nothing dropped for being long."""
 
+import collections
 import signal
 import threading
 import time
@@ -82,13 +83,21 @@ def test_no_token_is_sampled_by_weights_older_than_the_bound():
 
 
 def test_the_next_iteration_is_played_while_this_one_is_trained_on():
-    with stream(max_lag=1, delay=lambda seed, turn: 0.02) as episodes:
+    trained, steps = threading.Event(), collections.Counter()
+
+    def delay(seed, turn):
+        assert not trained.is_set(), "played after training"
+        steps[seed] += 1
+        return 0.0
+
+    with stream(max_lag=1, delay=delay, length=4) as episodes:
         episodes.advance(0)
         episodes.take(1)
-        time.sleep(0.6)  # training
-        started = time.perf_counter()
-        episodes.take(2)
-        assert time.perf_counter() - started < 0.02
+        deadline = time.monotonic() + 20
+        while any(steps[request.seed] < 4 for request in requests(2)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        trained.set()
+        assert seeds(episodes.take(2)) == [request.seed for request in requests(2)]
 
 
 def test_a_long_episode_holds_its_own_iteration_and_not_the_next_one():
