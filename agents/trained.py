@@ -19,13 +19,15 @@ GREEDY_NAME, SAMPLED_NAME = "greedy", "sampled"
 _DEFAULTS = RolloutConfig()
 
 
-def agent_from_run(run_dir: Path, *, greedy: bool = False, servers: str | Sequence[str] = ()) -> PolicyAgent:
+def agent_from_run(
+    run_dir: Path, *, greedy: bool = False, servers: str | Sequence[str] = (), check_weights: bool = True
+) -> PolicyAgent:
     """The policy a run has trained, sampled as it was in training.
 
     Args:
         run_dir: A finished run.
         greedy: Always take the most probable token.
-        servers: See `agent_from_model`.
+        servers, check_weights: See `agent_from_model`.
 
     Raises:
         ModelError: The run has not written its model yet.
@@ -50,6 +52,7 @@ def agent_from_run(run_dir: Path, *, greedy: bool = False, servers: str | Sequen
         concurrency=rollout.concurrency,
         deterministic=rollout.deterministic,
         servers=servers,
+        check_weights=check_weights,
     )
 
 
@@ -66,6 +69,7 @@ def agent_from_model(
     concurrency: int = _DEFAULTS.concurrency,
     deterministic: bool = _DEFAULTS.deterministic,
     servers: str | Sequence[str] = (),
+    check_weights: bool = True,
 ) -> PolicyAgent:
     """A language model as an agent, run by the embedded engine or by SGLang servers.
 
@@ -81,10 +85,11 @@ def agent_from_model(
         concurrency: Most episodes the engine keeps in its cache.
         deterministic: What is sampled does not depend on timing; see `TorchPolicy`. Servers always depend on it.
         servers: Addresses of SGLang servers that serve this model; none takes the embedded engine.
+        check_weights: Whether the servers must hold the weights in the folder; the folder is read once to find out.
 
     Raises:
         ModelError: The folder is missing or incomplete, its model or chat format is not supported, or a server serves
-            another model.
+            another model or holds other weights.
         ServerError: A server does not answer.
         ValueError: A number is out of its range.
     """
@@ -109,7 +114,12 @@ def agent_from_model(
     if servers:
         from envgym.policies.sglang_policy import SGLangPolicy
 
-        policy = SGLangPolicy(servers, model_folder=folder, context_length=context_length)
+        policy = served = SGLangPolicy(servers, model_folder=folder, context_length=context_length)
+        if check_weights:
+            from envgym.weight_sync.verification import check_served_weights
+
+            for client in served.clients:
+                check_served_weights(client, Path(folder))
     else:
         policy = TorchPolicy(
             folder,

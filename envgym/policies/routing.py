@@ -53,10 +53,14 @@ class ServerPool:
 
     Args:
         clients: The servers.
+        waiting: Why none is in service at first; None where all are.
     """
 
-    def __init__(self, clients: Sequence[SGLangClient]) -> None:
-        self.servers = tuple(RoutedServer(client) for client in clients)
+    def __init__(self, clients: Sequence[SGLangClient], *, waiting: str | None = None) -> None:
+        if waiting is None:
+            self.servers = tuple(RoutedServer(client, stint=1) for client in clients)
+        else:
+            self.servers = tuple(RoutedServer(client, f"{client.url} {waiting}") for client in clients)
         self._lock = threading.Lock()
 
     def settle(self, current: RoutedServer | None, *, elsewhere: bool = False) -> RoutedServer | None:
@@ -115,8 +119,10 @@ class ServerPool:
             if server.problem is None:
                 return
             server.problem = None
+            first = server.stint == 0
             server.stint += 1
-        _log.warning("Policy server %s is back in service", server.client.url)
+        if not first:
+            _log.warning("Policy server %s is back in service", server.client.url)
 
     def due(self) -> list[RoutedServer]:
         """Servers out of service that should be looked at now, each given to one caller, who calls `probed` after."""

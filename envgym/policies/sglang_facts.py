@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from envgym.errors import ModelError
-from envgym.policies.sglang_request import parse_version
+from envgym.policies.architecture import architecture_of, check_architecture
+from envgym.policies.weight_version import parse_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class ServerFacts:
         tokens: The text of each token id, where the tokenizer can be read from here.
         max_support: Most tokens of which it reports the sampling support.
         version: Version of its weights.
+        folder: Its model folder, which may be on another machine.
     """
 
     context_length: int
@@ -30,16 +32,24 @@ class ServerFacts:
     tokens: Mapping[str, int] | None
     max_support: int
     version: int
+    folder: str
 
     @classmethod
-    def from_answers(cls, model_info: Mapping[str, Any], server_info: Mapping[str, Any]) -> ServerFacts:
-        """From `/model_info` and `/server_info`."""
+    def from_answers(
+        cls, model_info: Mapping[str, Any], server_info: Mapping[str, Any], *, lineage: str = ""
+    ) -> ServerFacts:
+        """From `/model_info` and `/server_info`.
+
+        Args:
+            lineage: Whose weights are expected; see `parse_version`.
+        """
         return cls(
             context_length=int(server_info["max_req_input_len"]),
             vocab_size=vocab_size_of(model_info["model_path"]),
             tokens=tokens_of(model_info.get("tokenizer_path") or model_info["model_path"]),
             max_support=int(server_info["sampling_mask_max_tokens"]),
-            version=parse_version(model_info.get("weight_version")),
+            version=parse_version(model_info.get("weight_version"), lineage),
+            folder=str(model_info["model_path"]),
         )
 
 
@@ -116,6 +126,19 @@ def agreed_vocabulary(
         tokens = fact.tokens if tokens is None else tokens
         check_vocabulary(url, fact, sizes[0], tokens)
     return sizes[0], tokens
+
+
+def check_architectures(urls: Sequence[str], facts: Sequence[ServerFacts], folder: str | Path) -> None:
+    """Checks that the servers compute what the model in a folder does, as far as their folders can be read here.
+
+    Raises:
+        ModelError: One of them computes something else.
+    """
+    others = {fact.folder for fact in facts if Path(fact.folder).absolute() != Path(folder).absolute()}
+    expected = architecture_of(folder) if others else None
+    served = {other: architecture_of(other) for other in others}
+    for url, fact in zip(urls, facts, strict=True):
+        check_architecture(url, served.get(fact.folder), expected)
 
 
 def agreed_context(urls: Sequence[str], facts: Sequence[ServerFacts]) -> int:

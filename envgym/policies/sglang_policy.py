@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,13 @@ from envgym.policies.routing import RoutedServer, ServerPool
 from envgym.policies.serving_statistics import ServingStatistics
 from envgym.policies.sessions import shared_prefix
 from envgym.policies.sglang_client import SGLangClient
-from envgym.policies.sglang_facts import ServerFacts, agreed_context, agreed_vocabulary, check_vocabulary
+from envgym.policies.sglang_facts import (
+    ServerFacts,
+    agreed_context,
+    agreed_vocabulary,
+    check_architectures,
+    check_vocabulary,
+)
 from envgym.policies.sglang_request import (
     Aborted,
     Generation,
@@ -29,8 +35,8 @@ from envgym.policies.sglang_request import (
     encode_sampling,
     encode_tokens,
     parse_answer,
-    parse_version,
 )
+from envgym.policies.weight_version import UNKNOWN_VERSION, parse_version
 from envgym.types import Completion, FinishReason, SamplingParams, VersionSpan
 
 _log = logging.getLogger(__name__)
@@ -90,7 +96,9 @@ class SGLangPolicy:
         context_length: Most tokens of a sequence; as many as every server accepts when None. This is a few less than
             the model's own limit: give an embedded policy the same number where both must end an episode alike.
         vocab_size: Size of the vocabulary; needed only where the servers' model folders cannot be read from here.
-        model_folder: The model that is trained, to compare the servers' vocabulary with.
+        model_folder: The model that is trained, to compare the servers' vocabulary and architecture with.
+        lineage: Whose weights sample: of servers that hold others, for example those they were started with, none is in
+            service before `weights_updated` finds the right ones. Any may sample when empty.
         max_attempts: How often a turn is generated before it fails.
         recovery_timeout_s: How long a turn waits while no server is in service.
         probe_timeout_s: How long a server out of service may take to show that it generates.
@@ -100,7 +108,7 @@ class SGLangPolicy:
     Raises:
         ModelError: The servers do not agree with each other or with `model_folder`, or the vocabulary is unknown.
         ServerUnreachableError: A server does not answer.
-        ValueError: No server is named, or a number is out of range.
+        ValueError: No server is named, one is named twice, or a number is out of range.
     """
 
     def __init__(
@@ -110,6 +118,7 @@ class SGLangPolicy:
         context_length: int | None = None,
         vocab_size: int | None = None,
         model_folder: str | Path | None = None,
+        lineage: str = "",
         max_attempts: int = 5,
         recovery_timeout_s: float = 300.0,
         probe_timeout_s: float = 10.0,
@@ -123,20 +132,27 @@ class SGLangPolicy:
         if context_length is not None and context_length < 2:
             raise ValueError(f"context_length must be at least 2, got {context_length}")
         clients = [SGLangClient(server) if isinstance(server, str) else server for server in named]
+        urls = [client.url for client in clients]
+        if len(set(urls)) < len(urls):
+            raise ValueError(f"a server is named twice: {', '.join(urls)}; name each once")
         self.clients = tuple(clients)
         """Every server, in service or not."""
         self.on_return = on_return
         self._max_attempts = max_attempts
         self._recovery_timeout_s, self._probe_timeout_s = recovery_timeout_s, probe_timeout_s
-        self._pool = ServerPool(clients)
-        facts = [ServerFacts.from_answers(client.model_info(), client.server_info()) for client in clients]
-        urls = [client.url for client in clients]
+        self._lineage, self._model_folder = lineage, model_folder
+        self._pool = ServerPool(clients, waiting="has not been given any weights yet" if lineage else None)
+        facts = [
+            ServerFacts.from_answers(client.model_info(), client.server_info(), lineage=lineage) for client in clients
+        ]
         self._vocab_size, self._tokens = agreed_vocabulary(urls, facts, vocab_size=vocab_size, folder=model_folder)
+        if model_folder is not None:
+            check_architectures(urls, facts, model_folder)
         self._context_length = min(agreed_context(urls, facts), context_length or sys.maxsize)
         self._max_support = min(fact.max_support for fact in facts)
-        self._version = max(fact.version for fact in facts)
+        self._version = max(0, *(fact.version for fact in facts))
         for server, fact in zip(self._pool.servers, facts, strict=True):
-            if fact.version != self._version:
+            if not lineage and fact.version != self._version:
                 self._pool.take_out(server, self._stale(server, fact.version))
         self._lock = threading.Lock()
         self._sessions: dict[int, _Session] = {}
@@ -218,7 +234,7 @@ class SGLangPolicy:
         self._version = version
         for server in self._pool.servers:
             try:
-                held = parse_version(server.client.model_info(timeout_s=self._probe_timeout_s).get("weight_version"))
+                held = self._held(server.client.model_info(timeout_s=self._probe_timeout_s))
             except ServerError as error:
                 self._pool.take_out(server, str(error))
                 continue
@@ -306,7 +322,9 @@ class SGLangPolicy:
             try:
                 with self._pool.running(server):
                     answer = await server.client.generate(body)
-                piece = parse_answer(answer, sampling, url=server.client.url, vocab_size=self._vocab_size)
+                piece = parse_answer(
+                    answer, sampling, url=server.client.url, vocab_size=self._vocab_size, lineage=self._lineage
+                )
             except asyncio.CancelledError:
                 await self._abort(server, request_id)
                 raise
@@ -375,8 +393,10 @@ class SGLangPolicy:
         server_info = await client.fetch("/server_info", timeout_s=limit)
         model_info = await client.fetch("/model_info", timeout_s=limit)
         # In a thread: the vocabulary of a large model takes a while to read, and turns on other servers go on.
-        facts = await asyncio.to_thread(ServerFacts.from_answers, model_info, server_info)
+        facts = await asyncio.to_thread(ServerFacts.from_answers, model_info, server_info, lineage=self._lineage)
         check_vocabulary(client.url, facts, self._vocab_size, self._tokens)
+        if self._model_folder is not None:
+            await asyncio.to_thread(check_architectures, [client.url], [facts], self._model_folder)
         if facts.context_length < self._context_length:
             raise ModelError(f"{client.url} has a context of {facts.context_length}, expected {self._context_length}")
         held, version, callback = facts.version, self._version, self.on_return
@@ -385,7 +405,7 @@ class SGLangPolicy:
                 await asyncio.to_thread(callback, client, version)
             except Exception as error:
                 raise ServerError(f"{client.url} could not be given version {version}: {error}") from error
-            held = parse_version((await client.fetch("/model_info", timeout_s=limit)).get("weight_version"))
+            held = self._held(await client.fetch("/model_info", timeout_s=limit))
         if held != self._version:
             raise ServerError(self._stale(server, held))
         greedy = SamplingParams(max_new_tokens=1, temperature=0)
@@ -398,7 +418,12 @@ class SGLangPolicy:
             raise ServerError(f"{client.url} gave the generation up: {aborted}") from aborted
 
     def _stale(self, server: RoutedServer, held: int) -> str:
+        if held == UNKNOWN_VERSION:
+            return f"{server.client.url} holds other weights, expected version {self._version} of this run"
         return f"{server.client.url} holds the weights of version {held}, expected {self._version}"
+
+    def _held(self, model_info: Mapping[str, Any]) -> int:
+        return parse_version(model_info.get("weight_version"), self._lineage)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs something that nobody waits for."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envgym.errors import ServerError
+from envgym.policies.weight_version import parse_version
 from envgym.types import SamplingParams, VersionSpan
 
 _BROKEN = "the weights it holds are broken, send them again"
@@ -115,7 +116,9 @@ def encode_sampling(sampling: SamplingParams, *, vocab_size: int, max_support: i
     }
 
 
-def parse_answer(answer: Mapping[str, Any], sampling: SamplingParams, *, url: str, vocab_size: int) -> Generation:
+def parse_answer(
+    answer: Mapping[str, Any], sampling: SamplingParams, *, url: str, vocab_size: int, lineage: str = ""
+) -> Generation:
     """What the server generated, checked.
 
     Args:
@@ -123,6 +126,7 @@ def parse_answer(answer: Mapping[str, Any], sampling: SamplingParams, *, url: st
         sampling: How it was asked to draw.
         url: The server's address, for messages.
         vocab_size: Size of the vocabulary.
+        lineage: Whose weights are expected; see `parse_version`.
 
     Raises:
         Aborted: The generation was given up.
@@ -144,7 +148,7 @@ def parse_answer(answer: Mapping[str, Any], sampling: SamplingParams, *, url: st
         check([pair[1] for pair in pairs] == token_ids, f"ids that are not those of its log-probabilities; {_BROKEN}")
         check(bool(token_ids), "no token")
         check(min(token_ids) >= 0 and max(token_ids) < vocab_size, f"a token outside the vocabulary [0, {vocab_size})")
-        spans = parse_spans(meta["weight_versions"])
+        spans = parse_spans(meta["weight_versions"], lineage)
         covered = [0, *(span.end for span in spans)]
         check(
             [span.start for span in spans] == covered[:-1] and covered[-1] == len(token_ids),
@@ -174,20 +178,12 @@ def parse_answer(answer: Mapping[str, Any], sampling: SamplingParams, *, url: st
     return Generation(token_ids, [float(p) for p in logprobs], spans, support, num_prompt_tokens, cached)
 
 
-def parse_spans(spans: Sequence[Mapping[str, Any]]) -> list[VersionSpan]:
+def parse_spans(spans: Sequence[Mapping[str, Any]], lineage: str = "") -> list[VersionSpan]:
     """Version spans of the library from those of the server; neighbours of one version are one span."""
     parsed: list[VersionSpan] = []
     for span in spans:
-        start, version = int(span["start"]), parse_version(span["version"])
+        start, version = int(span["start"]), parse_version(span["version"], lineage)
         if parsed and parsed[-1].version == version and parsed[-1].end == start:
             start = parsed.pop().start
         parsed.append(VersionSpan(start, int(span["end"]), version))
     return parsed
-
-
-def parse_version(name: str | None) -> int:
-    """The number that a server's name for its weights stands for; 0 for a name that is none, such as "default"."""
-    try:
-        return int(name or 0)
-    except ValueError:
-        return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from envgym.learner.metrics import all_reduce_sum
 from envgym.policies.sglang_client import SGLangClient
 from envgym.policies.sglang_policy import SGLangPolicy
 from envgym.policies.sglang_server import SGLangServer, free_port
-from envgym.weight_sync.buckets import push_weights
+from envgym.weight_sync.buckets import check_weights, push_weights
 from envgym.weight_sync.receivers import make_receivers
 from envgym.weight_sync.sglang_receiver import SGLangReceiver
 
@@ -71,6 +72,8 @@ class PolicyServers:
         self._closing = threading.Event()
         self._server: SGLangServer | None = None
         try:
+            # Of this process, not of the run: what came after the checkpoint that a run goes on from must not sample.
+            (self._lineage, *_) = _gathered(uuid.uuid4().hex[:12])
             urls, own = list(self._settings.urls), list(self._settings.urls[self._rank :: self._num_ranks])
             if not urls:
                 own = [self._start(config, device)]
@@ -82,6 +85,7 @@ class PolicyServers:
             self.policy = SGLangPolicy(
                 mine or self._clients,
                 model_folder=model_dir,
+                lineage=self._lineage,
                 recovery_timeout_s=self._settings.recovery_timeout_s,
                 on_return=self._refill if alone else None,
             )
@@ -99,6 +103,14 @@ class PolicyServers:
             self._server.stop()
 
     # -- weights ------------------------------------------------------------------------------------------------------
+
+    def check(self, learner: Learner) -> None:
+        """Whether the servers can take the learner's weights at all; a collective.
+
+        Raises:
+            WeightSyncError: One of them serves another architecture.
+        """
+        check_weights(learner.actor.lm, self._receivers)
 
     def sync(self, learner: Learner, version: int) -> None:
         """Gives the servers the learner's present weights; servers that slept wake up.
@@ -120,7 +132,8 @@ class PolicyServers:
             if self._every_rank_is_served():
                 break
         else:
-            raise WeightSyncError(f"a rank has no server with the weights of version {version}: {problem}")
+            reason = problem or "; ".join(self.policy.statistics().out_of_service.values()) or "see the other ranks"
+            raise WeightSyncError(f"a rank has no server with the weights of version {version}: {reason}")
         if problem is not None:
             _log.warning("Version %d did not reach every policy server: %s", version, problem)
         if self._shares_memory:
@@ -173,6 +186,7 @@ class PolicyServers:
             same_machine=self._server is not None,
             folder=self._folder / f"weights-{self._num_folders}",  # receivers made apart do not share files
             model_folder=self._model_dir,
+            lineage=self._lineage,
         )
 
     def _every_rank_is_served(self) -> bool:
@@ -234,8 +248,8 @@ class PolicyServers:
         _log.error("The policy server of rank %d died too often and stays down", self._rank)
 
 
-def _gathered(url: str) -> list[str]:
-    """The addresses of all ranks' servers, by rank."""
-    urls: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(urls, url)
-    return urls
+def _gathered(text: str) -> list[str]:
+    """What each rank says, by rank."""
+    texts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    return texts

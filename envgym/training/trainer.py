@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ from envgym.weight_sync.buckets import push_weights
 if TYPE_CHECKING:
     from envgym.progress import Phase, ProgressDisplay
 
+_log = logging.getLogger(__name__)
+_LARGE_MISMATCH = 0.05
+"""Mean absolute difference of log-probabilities, in nats, that rounding does not explain."""
 _PROMPTS_CHECKED = 16
 """First prompts that must all be too long before a run is refused: those of some seeds may be longer than others."""
 Reports = dict[str, EnvironmentReport]
@@ -103,6 +107,7 @@ class Trainer:
             self._check_prompt()
             self.learner = Learner(load_model(model_dir, weights_dtype(config)), config, mesh=mesh, device=device)
             if self.servers is not None:
+                self.servers.check(self.learner)
                 self.servers.sleep(self.learner)
         except BaseException:
             self.close()
@@ -312,6 +317,7 @@ class Trainer:
             self.servers.sleep(self.learner)
         gathered = time.perf_counter()
         metrics |= self.learner.train_on(samples, seed=_iteration_seed(config, iteration), update_actor=not pretraining)
+        self._check_mismatch(iteration, metrics)
         metrics["critic/pretraining"] = float(pretraining)
         if pretraining:
             assert config.critic.pretraining is not None
@@ -333,6 +339,16 @@ class Trainer:
         success = f"success {metrics['episode/success']:.2f}, " if "episode/success" in metrics else ""
         phase.advance(note=f"{success}return {metrics['episode/return']:.2f}")
         return metrics, pretraining
+
+    def _check_mismatch(self, iteration: int, metrics: dict[str, float]) -> None:
+        """Says so where the learner finds other log-probabilities than tokens were sampled with by the same weights."""
+        difference = metrics.get("mismatch/mean_abs", 0.0)
+        if difference > _LARGE_MISMATCH and not metrics["rollout/stale_share"] and self.folder is not None:
+            _log.warning(
+                "Iteration %d: the learner's log-probabilities differ from those of sampling by %.2g on average, with "
+                "the same weights; training does not optimise what is sampled. Does the policy compute the same model?",
+                *(iteration, difference),
+            )
 
     def _share(self, count: int) -> range:
         """Which of so many episodes this rank plays."""

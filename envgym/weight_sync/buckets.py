@@ -43,6 +43,19 @@ def weight_buckets(module: nn.Module, *, max_bytes: int = BUCKET_BYTES) -> Itera
         yield bucket
 
 
+def check_weights(module: nn.Module, receivers: Sequence[WeightReceiver]) -> None:
+    """Asks every receiver of every rank whether the parameters of a module fit it; a collective that changes nothing.
+
+    Args:
+        module: The model, under the names the receivers know.
+        receivers: Policies of this rank; may be empty.
+
+    Raises:
+        WeightSyncError: A receiver of some rank holds other parameters. Raised on every rank.
+    """
+    _checked(module, receivers).agree("The policy cannot be given the weights of the model that is trained")
+
+
 @torch.no_grad()
 def push_weights(
     module: nn.Module, receivers: Sequence[WeightReceiver], *, version: int, max_bytes: int = BUCKET_BYTES
@@ -63,9 +76,7 @@ def push_weights(
         WeightSyncError: A receiver of some rank was offered other parameters than it holds, or failed. Raised on every
             rank.
     """
-    outcome = _Outcome(receivers)
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    outcome.each(lambda receiver: receiver.check_parameters(shapes))
+    outcome = _checked(module, receivers)
     outcome.agree(f"Weights of version {version} were not sent")
     try:
         outcome.each(lambda receiver: receiver.begin_update())
@@ -78,6 +89,14 @@ def push_weights(
             receiver.abort_update()
         raise
     outcome.agree(f"Weights of version {version} did not reach every policy")
+
+
+def _checked(module: nn.Module, receivers: Sequence[WeightReceiver]) -> _Outcome:
+    """What the receivers say to the parameters of a module."""
+    outcome = _Outcome(receivers)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    outcome.each(lambda receiver: receiver.check_parameters(shapes))
+    return outcome
 
 
 class _Outcome:

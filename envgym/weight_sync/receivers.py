@@ -29,6 +29,7 @@ def make_receivers(
     backend: Backend | None = None,
     folder: Path | None = None,
     model_folder: Path | None = None,
+    lineage: str = "",
 ) -> list[SGLangReceiver]:
     """The receivers of this rank, for `push_weights`.
 
@@ -46,22 +47,30 @@ def make_receivers(
         backend: distributed: "gloo" or "nccl"; by the server's device when None.
         folder: disk: where the versions are written; the servers see it under the same path.
         model_folder: disk: the folder of the model that is trained, for its configuration.
+        lineage: Whose weights they are given; see `version_name`.
 
     Raises:
         ValueError: The way is unknown, or the disk way lacks its folders.
     """
+    receivers: list[SGLangReceiver]
+    mine = [client for place, client in enumerate(clients) if place % num_ranks == rank]
     if way == "disk":
         if folder is None or model_folder is None:
             raise ValueError("way 'disk' needs folder (where to write) and model_folder (whose config.json is copied)")
         if rank != 0 or not clients:
             return []
         shared = WeightsFolders(folder, model_folder=model_folder)
-        return [DiskReceiver(client, shared, on_failure=on_failure, dtype=dtype) for client in clients]
-    mine = [client for place, client in enumerate(clients) if place % num_ranks == rank]
-    if way == "tensors":
-        return [
+        receivers = [DiskReceiver(client, shared, on_failure=on_failure, dtype=dtype) for client in clients]
+    elif way == "tensors":
+        receivers = [
             TensorReceiver(client, same_machine=same_machine, on_failure=on_failure, dtype=dtype) for client in mine
         ]
-    if way == "distributed":
-        return [DistributedReceiver(client, backend=backend, on_failure=on_failure, dtype=dtype) for client in mine]
-    raise ValueError(f"the way of weight sync is 'tensors', 'distributed' or 'disk', got '{way}'")
+    elif way == "distributed":
+        receivers = [
+            DistributedReceiver(client, backend=backend, on_failure=on_failure, dtype=dtype) for client in mine
+        ]
+    else:
+        raise ValueError(f"the way of weight sync is 'tensors', 'distributed' or 'disk', got '{way}'")
+    for receiver in receivers:
+        receiver.lineage = lineage
+    return receivers

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from envgym.errors import ServerError, ServerUnreachableError, WeightSyncError
 from envgym.policies.sglang_client import SGLangClient
+from envgym.policies.weight_version import version_name
 from envgym.weight_sync.base import Shapes
 from envgym.weight_sync.checksums import ExpectedWeights
 
@@ -58,6 +59,11 @@ class SGLangReceiver:
         client: The server.
         on_failure: Takes the server out of use; called at most once, before the error is raised.
         dtype: Type of the server's weights; what it was started with when None.
+
+    Attributes:
+        client: The server.
+        out_of_use: Whether an update has left it unfit for use.
+        lineage: Whose weights it is given, as a part of the name of their version; see `version_name`.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class SGLangReceiver:
     ) -> None:
         self.client = client
         self.out_of_use = False
+        self.lineage = ""
         self._on_failure = on_failure
         self._dtype = dtype
         self._served: ServedModel | None = None
@@ -132,7 +139,7 @@ class SGLangReceiver:
             self.client.flush_cache()
             checksums = self.client.weight_checksums()
             expected.check_served(checksums)
-            self.client.name_weights(str(version))
+            self.client.name_weights(version_name(version, self.lineage))
             self.client.resume()
             self._verified, self._released = checksums, False
         self._under_way, self._expected = False, None

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import shutil
 
 import pytest
 from served_play import collect, make_agent, make_env, play, until_running
@@ -190,8 +191,8 @@ def test_it_is_a_policy_that_knows_its_server(policy, sglang_server):
     assert SGLangPolicy(sglang_server.url, context_length=10**6).context_length == policy.context_length
 
 
-def test_a_server_with_another_vocabulary_is_refused(sglang_server, tmp_path):
-    same = create_model(tmp_path / "same", hidden_size=32, num_layers=1)
+def test_a_server_with_another_vocabulary_is_refused(sglang_server, tiny_model_folder, tmp_path):
+    same = shutil.copytree(tiny_model_folder, tmp_path / "same")
     assert SGLangPolicy(sglang_server.url, model_folder=same).vocab_size == VOCAB
     larger = create_model(tmp_path / "larger", hidden_size=32, num_layers=1, words=("get",))
     with pytest.raises(ModelError, match=f"a vocabulary of {VOCAB} tokens, expected {VOCAB + 1}"):
@@ -361,6 +362,28 @@ def test_a_server_with_older_weights_gives_no_turn_until_it_has_been_brought_up_
     assert completion.version_spans == (VersionSpan(0, 4, 4),)
     assert brought == [(sglang_server.url, 4)]
     assert policy.statistics().out_of_service == {}
+
+
+def test_weights_of_nobody_knows_whom_do_not_sample_for_a_policy_that_expects_its_own(sglang_server):
+    client = SGLangClient(sglang_server.url)
+    policy = SGLangPolicy(client, lineage="a1b2", recovery_timeout_s=0.3)
+    try:
+        for name in ("default", "0", "other:0"):
+            client.name_weights(name)
+            policy.weights_updated(0)
+            with pytest.raises(ServerUnreachableError, match="holds other weights, expected version 0 of this run"):
+                asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4)))
+        client.name_weights("a1b2:0")
+        policy.weights_updated(0)
+        [(_, completion)] = asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4), num_turns=1))
+    finally:
+        client.name_weights("default")
+    assert completion.version_spans == (VersionSpan(0, 4, 0),)
+
+
+def test_a_server_named_twice_is_a_slip():
+    with pytest.raises(ValueError, match=r"a server is named twice: http://127.0.0.1:9, http://127.0.0.1:9;"):
+        SGLangPolicy(["http://127.0.0.1:9", "http://127.0.0.1:9/"])
 
 
 def test_a_stale_server_stays_out_of_service_until_the_next_weight_update(sglang_server):

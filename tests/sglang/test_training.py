@@ -13,8 +13,9 @@ from processes import eventually
 from tiny_runs import metrics_of, tiny, trajectories_of
 
 from envgym.environments.pointer_chase import PointerChase
-from envgym.errors import ModelError
+from envgym.errors import ModelError, WeightSyncError
 from envgym.policies import SGLangServer
+from envgym.policies.sglang_client import SGLangClient
 from envgym.policies.tiny_model import create_model
 from envgym.training import train
 
@@ -110,6 +111,47 @@ def test_a_server_with_another_vocabulary_is_refused_before_anything_is_trained(
     changed = settings(server) | {"model": {"kind": "folder", "path": str(other)}}
     with pytest.raises(ModelError, match="vocabulary"):
         train(tiny(tmp_path / "run", num_iterations=1, **changed), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "readable", "error", "problem"),
+    [
+        ({"num_layers": 3}, True, ModelError, "num_hidden_layers is 2, expected 3"),
+        ({"num_layers": 3}, False, WeightSyncError, "would ignore"),
+        ({"hidden_size": 32}, False, WeightSyncError, r"has shape \(263, 32\), but the server's is \(263, 64\)"),
+    ],
+)
+def test_a_server_of_another_architecture_is_refused_before_anything_is_played(
+    server, tmp_path, monkeypatch, shape, readable, error, problem
+):
+    other = create_model(tmp_path / "other", **shape)
+    if not readable:
+        monkeypatch.setattr("envgym.policies.sglang_policy.check_architectures", lambda *_: None)
+    changed = settings(server) | {"model": {"kind": "folder", "path": str(other)}, "warm_start": {"num_episodes": 64}}
+    monkeypatch.setattr("envgym.training.trainer.imitate_agent", lambda *_, **__: pytest.fail("the warm start began"))
+    with pytest.raises(error, match=problem):
+        train(tiny(tmp_path / "run", num_iterations=1, **changed), progress=False)
+
+
+def test_weights_that_a_server_was_started_with_do_not_sample_when_the_first_ones_do_not_arrive(
+    server, tmp_path, monkeypatch
+):
+    def lose(*_, **__):
+        raise WeightSyncError("lost on the way")
+
+    monkeypatch.setattr("envgym.training.servers.push_weights", lose)
+    SGLangClient(server.url).name_weights("default")
+    config = tiny(tmp_path / "run", num_iterations=1, **settings(server, recovery_timeout_s=0.3))
+    with pytest.raises(WeightSyncError, match=r"no server with the weights of version 0: lost on the way"):
+        train(config, progress=False)
+    assert not (config.run_dir / "metrics.jsonl").exists(), "something was evaluated"
+
+
+def test_a_run_that_finds_no_server_says_why(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("envgym.policies.sglang_client.SGLangClient.is_healthy", lambda self: False)
+    config = tiny(tmp_path / "run", num_iterations=1, **settings(server, recovery_timeout_s=0.3))
+    with pytest.raises(WeightSyncError, match=r"version 0: \S+ holds other weights, expected version 0 of this run"):
+        train(config, progress=False)
 
 
 class Saboteur(PointerChase):

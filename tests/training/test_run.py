@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from envgym.errors import CollectionError, ModelError, UnknownIdError, Unplayabl
 from envgym.policies.tiny_model import create_model
 from envgym.run_folder import RunFolder, read_config, read_metrics
 from envgym.training import train
+from envgym.training.trainer import Trainer
 
 SCRIPT = Path(__file__).parent.parent / "tiny_runs.py"
 SHORT = {"num_iterations": 1, "warm_start": None, "evaluation": {"episodes": 2}, "kl": None}
@@ -247,3 +249,10 @@ def test_fewer_episodes_than_ranks_is_one_clear_sentence(tmp_path):
     assert done.returncode != 0
     assert "episodes_per_iteration (1) is smaller than the number of ranks (2)" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("difference", "stale", "warned"), [(0.06, 0.0, True), (0.06, 0.5, False), (0.01, 0.0, False)])
+def test_a_policy_that_computes_another_model_is_noticed(difference, stale, warned, caplog):
+    metrics = {"mismatch/mean_abs": difference, "rollout/stale_share": stale}
+    Trainer._check_mismatch(SimpleNamespace(folder=object()), 3, metrics)  # type: ignore[arg-type]
+    assert ("Iteration 3: the learner's log-probabilities differ" in caplog.text) == warned
