@@ -116,7 +116,7 @@ def agent_from_model(
 
         policy = served = SGLangPolicy(servers, model_folder=folder, context_length=context_length)
         if check_weights:
-            from envgym.weight_sync.verification import check_served_weights
+            from envgym.policies.served_weights import check_served_weights
 
             for client in served.clients:
                 check_served_weights(client, Path(folder))

@@ -30,8 +30,13 @@ ADDRESSES = {"openai:": "envgym.agents.openai_chat:OpenAIChatAgent"}
 FOLDERS = {
     "metrics.jsonl": "envgym.agents.trained:agent_from_run",
     "tokenizer.json": "envgym.agents.trained:agent_from_model",
+    "tokenizer.model": "envgym.agents.trained:agent_from_model",
+    "vocab.json": "envgym.agents.trained:agent_from_model",
 }
 """File that marks a kind of folder, and where the factory is that makes an agent from the folder's path."""
+
+MISSING_PARTS = "envgym.model_folder:missing_parts"
+"""Where the function is that tells what a folder lacks of a model."""
 
 
 def list_agents() -> list[str]:
@@ -73,7 +78,11 @@ def make_agent(name_or_path: str | Path, **kwargs: Any) -> Agent:
         for mark, location in FOLDERS.items():
             if (folder / mark).exists():
                 return _call(name, _load(location), folder, **kwargs)
-        raise ValueError(f"no agent can be made from folder '{folder}': it is neither a run nor a model folder")
+        lacking = ", no ".join(_load(MISSING_PARTS)(folder))
+        raise ValueError(
+            f"no agent can be made from folder '{folder}': it is neither a run (it has no metrics.jsonl) nor a whole "
+            f"model folder (it has no {lacking}); copy what is missing into it, or name another folder"
+        )
     if folder.exists():
         raise ValueError(f"no agent can be made from the file '{folder}'; name the run or model folder")
     suggestion = nearest(name, list_agents())
@@ -89,6 +98,6 @@ def _call(name: str, factory: Callable[..., Agent], /, *args: Any, **kwargs: Any
     return factory(*args, **kwargs)
 
 
-def _load(location: str) -> Callable[..., Agent]:
+def _load(location: str) -> Callable[..., Any]:
     module, _, attribute = location.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (EnvGymError, OSError, ValueError) as error:
-        print(f"envgym: {_message(error)}", file=sys.stderr)
+        for line in (_message(error), *getattr(error, "__notes__", ())):
+            print(f"envgym: {line}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in TRAINING_PACKAGES:
@@ -170,7 +171,10 @@ def _parser() -> argparse.ArgumentParser:
             "--policy", choices=("embedded", "sglang"), help="what samples: the embedded engine (default), or SGLang"
         )
         command.add_argument(
-            "--url", action="append", metavar="URL", help="an SGLang server that runs already; none starts one"
+            "--url",
+            action="append",
+            metavar="URL",
+            help="an SGLang server that runs already, also of a run to resume; none starts one",
         )
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue a run from its newest checkpoint")
     train.set_defaults(run=train_command)
@@ -310,7 +314,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     from envgym.evaluation.runner import evaluate
     from envgym.evaluation.success import SuccessRate
     from envgym.progress import ProgressDisplay
-    from envgym.tables import named, report_tables
+    from envgym.tables import named, print_tables, report_tables
 
     agent_kwargs: dict[str, Any] = {"greedy": True} if arguments.greedy else {}
     for given in arguments.agent_arg:
@@ -364,8 +368,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         console = Console()
         title = named(evaluation.overall.agent, arguments.agent)
         console.print(title, markup=False, highlight=False, soft_wrap=True)
-        for table in report_tables(columns, console.width):
-            console.print(table)
+        print_tables(console, report_tables(columns, console.width))
         for line in failure_lines(columns):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if evaluation.overall.episodes:
@@ -379,14 +382,14 @@ def _compare(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from envgym.evaluation.comparison import compare
-    from envgym.tables import comparison_table, left_out
+    from envgym.tables import comparison_table, left_out, print_tables
 
     comparison = compare(arguments.a, arguments.b)
     if arguments.json:
         print(json.dumps(comparison.as_dict()))
         return
     console = Console()
-    console.print(comparison_table(comparison, str(arguments.a), str(arguments.b)))
+    print_tables(console, [comparison_table(comparison, str(arguments.a), str(arguments.b))])
     console.print("\n".join(left_out(comparison)), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -151,6 +151,8 @@ class TextEnv(gymnasium.Env[str, str]):
         tools: Tools the policy may call, as JSON function schemas (see `envgym.tools`).
         max_turns: Turns after which the episode is cut, unless the registration says otherwise; None is no limit.
         terminal_limits: Limits that belong to the task: reaching one terminates the episode instead of truncating it.
+        reports_success: Whether there is such a thing as success here. True: an episode that ends without reporting it
+            has not succeeded. False: no episode is judged. None: what an episode does not report is not known.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - no ClassVar in Gymnasium either
@@ -158,6 +160,7 @@ class TextEnv(gymnasium.Env[str, str]):
     tools: ClassVar[tuple[Any, ...]] = ()
     max_turns: ClassVar[int | None] = None
     terminal_limits: ClassVar[frozenset[TruncationReason]] = frozenset()
+    reports_success: ClassVar[bool | None] = None
 
     observation_space: gymnasium.Space[str] = TextSpace()
     action_space: gymnasium.Space[str] = TextSpace()
@@ -189,3 +192,19 @@ class TextEnv(gymnasium.Env[str, str]):
             rng: Source of its mistakes.
         """
         return None
+
+
+def success_at_end(env: gymnasium.Env[str, str], info: Mapping[str, Any]) -> bool | None:
+    """Whether an episode that has ended succeeded, as `TextEnv.reports_success` has it.
+
+    Args:
+        env: The environment, in wrappers or not.
+        info: That of the last step or, where there was none, of the reset.
+
+    Returns:
+        None where the environment has no notion of success, or may have one and has said nothing.
+    """
+    reports, said = getattr(env.unwrapped, "reports_success", None), info.get("success")
+    if reports is False or (reports is None and said is None):
+        return None
+    return bool(said)

@@ -45,6 +45,20 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
+def missing_parts(folder: Path) -> list[str]:
+    """What a folder lacks of a model folder: "config.json", "weights (*.safetensors)", "tokenizer (tokenizer.json)"."""
+    parts = {
+        "config.json": ("config.json",),
+        "weights (*.safetensors)": _WEIGHTS,
+        "tokenizer (tokenizer.json)": _TOKENIZERS,
+    }
+    return [part for part, files in parts.items() if not _has_any(folder, files)]
+
+
+def _has_any(folder: Path, patterns: tuple[str, ...]) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
 def load_model(folder: str | Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The causal language model of a folder, on the CPU and in evaluation mode.
 
@@ -57,7 +71,7 @@ def load_model(folder: str | Path, dtype: torch.dtype | None = None) -> PreTrain
             cannot load it.
     """
     read_config(folder)
-    if not any(next(Path(folder).glob(pattern), None) for pattern in _WEIGHTS):
+    if not _has_any(Path(folder), _WEIGHTS):
         raise ModelError(
             f"'{folder}' has a config.json but no weights (*.safetensors); copy the weight files into it too."
         )
@@ -89,7 +103,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             ("vocabulary mismatch").
     """
     config = read_config(folder)
-    if not any((Path(folder) / name).is_file() for name in _TOKENIZERS):
+    if not _has_any(Path(folder), _TOKENIZERS):
         raise ModelError(f"'{folder}' has no tokenizer (tokenizer.json); copy the model's tokenizer files into it.")
     from transformers import AutoTokenizer
 

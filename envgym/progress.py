@@ -49,7 +49,7 @@ class Phase:
         if self._display.bars is not None and self._task is not None:
             self._display.bars.update(self._task, completed=self._count, note=self._note)
         elif time.monotonic() - self._last_line >= LINE_INTERVAL_S:
-            self._line()
+            self._line(self.seconds_left())
 
     def seconds_left(self) -> float | None:
         """How long the rest will take at the speed of late; None before the second unit and after the last."""
@@ -60,24 +60,22 @@ class Phase:
         return max(at_last - (time.monotonic() - last), 0.0)
 
     def finish(self) -> None:
-        """Ends the phase; its bar goes, a plain line stays, unless nothing was done."""
+        """Ends the phase, also before all of it is done; its bar goes, a plain line stays, unless nothing was done."""
         if self._display.bars is not None and self._task is not None:
             self._display.bars.remove_task(self._task)
         if self._count:
-            self._line()
+            self._line(None)
 
-    def _line(self) -> None:
+    def _line(self, seconds_left: float | None) -> None:
         if not self._display.enabled:
             return
         now = time.monotonic()
         self._last_line = now
         elapsed = now - self._started
-        seconds = self.seconds_left()
-        left = "" if seconds is None else f", {seconds:.0f} s left"
+        left = "" if seconds_left is None else f", {seconds_left:.0f} s left"
         note = f"  {self._note}" if self._note else ""
-        self._display.console.print(
-            f"{self._title}: {self._count}/{self._total} in {elapsed:.0f} s{left}{note}", highlight=False, markup=False
-        )
+        line = f"{self._title}: {self._count}/{self._total} in {elapsed:.0f} s{left}{note}"
+        self._display.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class _TimeLeft(ProgressColumn):

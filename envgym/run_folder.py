@@ -21,6 +21,18 @@ CONFIG, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.js
 MODEL, INITIAL_MODEL, CHECKPOINTS, EVENTS = "model", "initial_model", "checkpoints", "tensorboard"
 LOCK = ".lock"
 
+CHANGEABLE = frozenset(
+    {
+        *("run_dir", "num_iterations", "checkpoint", "evaluation", "device", "torch_threads"),
+        *(f"policy.{name}" for name in ("urls", "weight_sync", "colocated", "mem_fraction", "max_total_tokens")),
+        *(f"policy.{name}_timeout_s" for name in ("startup", "generate", "recovery")),
+        *(f"rollout.{name}" for name in ("concurrency", "num_threads", "step_timeout_s", "max_attempts")),
+        "update.max_microbatch_tokens",
+    }
+)
+"""What a run may be resumed with otherwise than it was started: how long it is and how it is watched, and the machinery
+that does the work (where, with how much memory, with how much patience), but nothing that decides what is learned."""
+
 
 class RunFolder:
     """Writes a run's records. Only the main rank makes one.
@@ -70,13 +82,10 @@ class RunFolder:
         """The folder of a run to continue.
 
         Raises:
-            CheckpointError: There is no run, or its configuration differs in more than its length, its evaluations and
-                checkpoints, and the device it runs on.
+            CheckpointError: There is no run, or its configuration differs in more than what is `CHANGEABLE`.
         """
         stored = read_config(config.run_dir).model_dump(mode="json")
-        asked = config.model_dump(mode="json")
-        free = ("run_dir", "num_iterations", "checkpoint", "evaluation", "device", "torch_threads")
-        changed = [key for key in asked if key not in free and asked[key] != stored.get(key)]
+        changed = _differing(stored, config.model_dump(mode="json"))
         if changed:
             raise CheckpointError(
                 f"the run in '{config.run_dir}' was started with other settings in {', '.join(changed)}; "
@@ -243,6 +252,22 @@ def _never_began(path: Path) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _differing(stored: Mapping[str, Any], asked: Mapping[str, Any], section: str = "") -> list[str]:
+    """Fields that differ and must not, as `section.field`; of sections of two kinds the kind alone."""
+    if section and stored.get("kind") != asked.get("kind"):
+        return [f"{section}kind"]
+    changed = []
+    for name in dict.fromkeys([*stored, *asked]):
+        before, now = stored.get(name), asked.get(name)
+        if f"{section}{name}" in CHANGEABLE or before == now:
+            continue
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            changed += _differing(before, now, f"{section}{name}.")
+        else:
+            changed.append(f"{section}{name}")
+    return changed
 
 
 def read_config(run_dir: Path) -> TrainConfig:

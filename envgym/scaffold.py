@@ -102,6 +102,7 @@ class $cls(TextEnv):
 
     system_prompt = "Say the words in alphabetical order, one in each message."
     max_turns = 12
+    reports_success = True  # an episode that ends without saying so has not succeeded
 
     def __init__(self, *, words: int = 4) -> None:
         if not 2 <= words <= len(WORDS):
@@ -113,7 +114,7 @@ class $cls(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)  # seeds self.np_random, the only source of randomness
         self._left = [WORDS[i] for i in self.np_random.choice(len(WORDS), size=self.words, replace=False)]
-        return " ".join(self._left), {"success": False}
+        return " ".join(self._left), {}
 
     def step(self, action: str) -> Step:  # type: ignore[override]
         word = action.strip()
@@ -127,7 +128,7 @@ class $cls(TextEnv):
         return self._goes_on({"right": 1 / self.words})
 
     def _goes_on(self, components: dict[str, float], action_error: str | None = None) -> Step:
-        return Step.running(" ".join(self._left), components, action_error=action_error, success=False)
+        return Step.running(" ".join(self._left), components, action_error=action_error)
 
     def solver(self) -> Player:
         """A player that always says the right word."""

@@ -7,7 +7,10 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from envgym.policies.sglang_server import SGLangServer
 
 WATCH_S = 1.0
 
@@ -47,21 +50,25 @@ def serve_model(arguments: argparse.Namespace) -> int:
     """Runs the command until it is interrupted or the server ends.
 
     Raises:
-        ValueError: No model was named, or arguments do not fit together.
+        ValueError: No model was named, or arguments are out of range or do not fit together.
         EnvGymError: SGLang is not installed, the model cannot be served, or the server failed.
     """
-    from envgym.policies.sglang_install import install
-
-    device = arguments.device or default_device()
-    if arguments.install:
-        print(f"SGLang for {device}: {install(device)}", file=sys.stderr)
-        if arguments.model is None:
-            return 0
-    if arguments.model is None:
+    if arguments.model is None and not arguments.install:
         raise ValueError("name a model folder to serve, or --install SGLang")
+    device = arguments.device or default_device()
+    # Made first: what is wrong with the arguments or the model shows before an installation of minutes.
+    server = None if arguments.model is None else _server(arguments, device)
+    if arguments.install:
+        from envgym.policies.sglang_install import install
+
+        print(f"SGLang for {device}: {install(device)}", file=sys.stderr)
+    return 0 if server is None else _run(server)
+
+
+def _server(arguments: argparse.Namespace, device: Any) -> SGLangServer:
     from envgym.policies.sglang_server import SGLangServer
 
-    server = SGLangServer(
+    return SGLangServer(
         model_of(arguments.model),
         device,
         host=arguments.host,
@@ -81,6 +88,10 @@ def serve_model(arguments: argparse.Namespace) -> int:
         log_path=arguments.log,
         startup_timeout_s=arguments.timeout,
     )
+
+
+def _run(server: SGLangServer) -> int:
+    """Serves until SIGTERM or Ctrl-C, or until the server fails."""
     told: list[int] = []
 
     def on_term(number: int, _frame: FrameType | None) -> None:
@@ -90,7 +101,7 @@ def serve_model(arguments: argparse.Namespace) -> int:
     previous = signal.signal(signal.SIGTERM, on_term)
     try:
         with server:
-            print(f"{server.url} serves {server.model} on {device}", flush=True)
+            print(f"{server.url} serves {server.model} on {server.device}", flush=True)
             print(f"log: {server.log_path}; stop it with Ctrl-C", file=sys.stderr)
             while True:
                 server.wait(WATCH_S)

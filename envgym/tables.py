@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.segment import Segments
 from rich.table import Table
 
 from envgym.evaluation.comparison import Comparison
@@ -12,16 +15,24 @@ from envgym.evaluation.results import EnvironmentReport
 from envgym.evaluation.rows import report_rows, side_by_side
 from envgym.types import Trajectory
 
+_UNLIMITED = 100_000
+"""Characters of a line where nothing limits it."""
+_NARROWEST = 10
+"""Characters of a name that is folded, at least."""
 
-def report_table(title: str, columns: Mapping[str, EnvironmentReport]) -> Table:
-    """Evaluations side by side, one column each.
+
+def report_tables(columns: Mapping[str, EnvironmentReport], width: int) -> list[Table]:
+    """Evaluations side by side, one column each, in as many tables as are needed for each to fit into a line.
 
     Args:
-        title: Above the table.
         columns: Reports by the name of their column.
+        width: Characters of a line.
     """
-    table = Table(title=escape(title) or None, title_justify="left")
-    table.add_column("")
+    return [_report_table(group) for group in side_by_side(columns, width - 4, margin=3)]  # four: the frame
+
+
+def _report_table(columns: Mapping[str, EnvironmentReport]) -> Table:
+    table = Table("")
     for name in columns:
         table.add_column(escape(name), justify="right")
     for name, cells in report_rows(list(columns.values())):
@@ -29,10 +40,20 @@ def report_table(title: str, columns: Mapping[str, EnvironmentReport]) -> Table:
     return table
 
 
-def report_tables(columns: Mapping[str, EnvironmentReport], width: int) -> list[Table]:
-    """The same without a title, in as many tables as are needed for each to fit into a line of `width` characters."""
-    groups = side_by_side(columns, width - 4, margin=3)  # four: the frame
-    return [report_table("", group) for group in groups]
+def print_tables(console: Console, tables: Iterable[Table]) -> None:
+    """Prints tables of which nothing is cut off.
+
+    On a terminal that is too narrow the first column, the names, is folded. What is too wide even then, and everything
+    where there is no terminal, goes out as wide as it is.
+    """
+    unlimited = console.options.update(width=_UNLIMITED)
+    for table in tables:
+        excess = Measurement.get(console, unlimited, table).maximum - console.width
+        if console.is_terminal and excess > 0:
+            names = table.columns[0]
+            widest = max(Measurement.get(console, unlimited, cell).maximum for cell in names.cells)
+            names.width, names.overflow = max(widest - excess, min(widest, _NARROWEST)), "fold"
+        console.print(Segments(console.render(table, unlimited)), crop=False, end="")
 
 
 def comparison_table(comparison: Comparison, a: str, b: str) -> Table:
@@ -44,16 +65,14 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> Table:
     """
     names = f"A: {named(comparison.agent_a, a)}\nB: {named(comparison.agent_b, b)}"
     table = Table(title=f"{escape(names)}\nB - A with standard error and 95 % interval", title_justify="left")
-    for name in ("", "measure"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("")
     for name in ("A", "B", "B - A", "interval", "pairs"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for row in comparison.rows:
         interval = "-" if row.low is None or row.high is None else f"[{row.low:+.3f}, {row.high:+.3f}]"
         error = "" if row.error is None else f" ± {row.error:.3f}"
         table.add_row(
-            row.env_id,
-            row.measure,
+            f"{escape(row.env_id)} {row.measure}",
             f"{row.mean_a:.3f}",
             f"{row.mean_b:.3f}",
             f"{row.difference:+.3f}{error}",

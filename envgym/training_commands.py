@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envgym.assignment import assign
+from envgym.assignment import assign_all, set_kind
 
 if TYPE_CHECKING:
     from envgym.config import TrainConfig
@@ -19,15 +19,11 @@ def train_command(arguments: argparse.Namespace) -> None:
     """Trains as the command line says, or goes on with a run, and shows before and after."""
     from rich.console import Console
 
-    from envgym.run_folder import read_config
-    from envgym.tables import episode_text, report_table
+    from envgym.tables import episode_text, print_tables, report_tables
     from envgym.training import train
 
     if arguments.resume is not None:
-        changes = (arguments.config, arguments.set, arguments.run_dir, arguments.policy, arguments.url)
-        if any(changes) or arguments.seed is not None:
-            raise ValueError("--resume continues a run as it was configured; it goes with no other argument")
-        config = read_config(arguments.resume)
+        config = _to_resume(arguments)
     elif arguments.config is None:
         raise ValueError("name a recipe or a config.json to train, or a run to --resume")
     else:
@@ -43,7 +39,9 @@ def train_command(arguments: argparse.Namespace) -> None:
         for kind in ("sampled", "greedy")
         for when, reports in (("before", result.before), ("after", result.after))
     }
-    console.print(report_table(f"{config.env.id} on {config.evaluation.episodes} held-out seeds", columns))
+    title = f"{config.env.id} on {config.evaluation.episodes} held-out seeds"
+    console.print(title, markup=False, soft_wrap=True)
+    print_tables(console, report_tables(columns, console.width))
     command = f"envgym eval --agent {result.run_dir} --env {config.env.id} --episodes 256"
     lines = [
         "\nOne episode of the trained policy:",
@@ -71,7 +69,6 @@ def _configured(arguments: argparse.Namespace) -> TrainConfig:
     Raises:
         ValueError: There is no such recipe or file, or a change does not fit.
     """
-    from envgym.config import TrainConfig
     from envgym.recipes import RECIPES
 
     name = arguments.config
@@ -93,9 +90,40 @@ def _configured(arguments: argparse.Namespace) -> TrainConfig:
         raise ValueError(f"'{name}' is neither a recipe ({', '.join(sorted(RECIPES))}) nor a configuration file")
     if arguments.seed is not None:
         fields["seed"] = arguments.seed
+    return _changed(fields, arguments)
+
+
+def _to_resume(arguments: argparse.Namespace) -> TrainConfig:
+    """The configuration of the run to go on with, with the changes that were asked for.
+
+    Raises:
+        CheckpointError: There is no such run.
+        ValueError: Something was given that a run cannot change, or that does not fit.
+    """
+    from envgym.run_folder import read_config
+
+    config = _changed(read_config(arguments.resume).model_dump(mode="json"), arguments)
+    others = (arguments.config, arguments.run_dir, arguments.seed)
+    if any(other is not None for other in others) or config.run_dir != arguments.resume:
+        raise ValueError(
+            "--resume continues a run as it was configured; it goes with --url and --set alone, for what does not "
+            "change what is learned"
+        )
+    return config
+
+
+def _changed(fields: dict[str, Any], arguments: argparse.Namespace) -> TrainConfig:
+    """The configuration of these fields, with `--policy`, `--url` and `--set` put into them.
+
+    Raises:
+        ValueError: A change does not fit.
+    """
+    from envgym.config import TrainConfig
+
     _choose_policy(fields, arguments.policy, arguments.url)
-    for change in arguments.set:
-        assign(fields, change)
+    unions = {name: field for name, field in TrainConfig.model_fields.items() if field.discriminator is not None}
+    kinds = {name: field.get_default(call_default_factory=True).kind for name, field in unions.items()}
+    assign_all(fields, arguments.set, kinds)
     return TrainConfig.model_validate(fields)
 
 
@@ -109,11 +137,9 @@ def _choose_policy(fields: dict[str, Any], kind: str | None, urls: list[str] | N
         raise ValueError("--url names SGLang servers; it does not go with --policy embedded")
     if kind is None and not urls:
         return
-    kind = kind or "sglang"
-    given = fields.get("policy") or {}
-    fields["policy"] = dict(given) if given.get("kind") == kind else {"kind": kind}
+    set_kind(fields, "policy", kind or "sglang")
     if urls:
-        fields["policy"]["urls"] = urls
+        fields["policy"] |= {"urls": urls, "colocated": False}  # servers that run already are beside the learner
 
 
 def _free_folder(path: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from envgym.agent import Player
 from envgym.checking.subject import Subject
-from envgym.env import TextEnv
+from envgym.env import TextEnv, success_at_end
 
 SEEDS = range(41, 53)
 MIN_SUCCESS = 0.75
@@ -80,11 +80,11 @@ class _Fixed(Player):
 
 
 def _play(env: TextEnv, seed: int, player: Any) -> tuple[Any, float]:
-    """Success of the last step and total reward of an episode."""
+    """Success and total reward of an episode."""
     observation, info = env.reset(seed=seed)
     total = 0.0
     while True:
         observation, reward, terminated, truncated, info = env.step(player.act(observation, info))
         total += reward
         if terminated or truncated:
-            return info.get("success"), total
+            return success_at_end(env, info), total

@@ -1,8 +1,10 @@
 """Whether an episode counts as a success: one rule for reports, comparisons, training metrics and progress bars.
 
-An environment has a notion of success if one of its finished episodes says whether it succeeded. There an episode that
-ended without saying so has not succeeded: many environments speak only when the task is over, and an episode that was
-cut before has not done the task. Elsewhere nobody can tell. An episode that failed is neither.
+Where the class of an environment says that there is such a thing (`TextEnv.reports_success`), every ended episode is
+recorded with a verdict. Any other environment has a notion of success if one of its finished episodes says whether it
+succeeded. There an episode that ended without saying so has not succeeded: many environments speak only when the task
+is over, and an episode that was cut before has not done the task. Elsewhere nobody can tell. An episode that failed is
+neither.
 """
 
 from __future__ import annotations

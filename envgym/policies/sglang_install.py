@@ -33,6 +33,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
 """What pip installs for a device: every package by its version for a CPU, SGLang with all it asks for with CUDA."""
 VENV_VARIABLE = "ENVGYM_SGLANG_VENV"
 STAMP = "envgym-sglang.json"
+"""Written when a virtual environment is begun, and again when it is finished: what has none is not envgym's."""
 STAND_IN = Path(str(resources.files("envgym.policies"))) / "sglang_stand_in"
 """On the path of a server on the CPU, and of nothing else."""
 
@@ -54,9 +55,11 @@ def sglang_python(device: Device) -> Path:
     """The Python that runs servers for a device.
 
     Raises:
-        MissingDependencyError: The virtual environment is not there, not finished, or holds another version.
+        MissingDependencyError: The virtual environment is not there, not finished, holds another version, or is not
+            one that envgym made.
     """
     folder = venv_folder(device)
+    _check_is_own(folder, device)
     if problem := _problem(folder, device):
         raise MissingDependencyError(f"{problem}; run `envgym serve --install --device {device}`")
     return _python_of(folder)
@@ -72,25 +75,26 @@ def install(device: Device) -> Path:
         Its Python.
 
     Raises:
-        MissingDependencyError: A package cannot be installed, or does not work once it is.
+        MissingDependencyError: A package cannot be installed, or does not work once it is; or the folder holds
+            something that envgym did not make, which stays as it is.
     """
     folder = venv_folder(device)
+    _check_is_own(folder, device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         if _problem(folder, device) is None:
             return _python_of(folder)
-        stamp, python = folder / STAMP, _python_of(folder)
-        stamp.unlink(missing_ok=True)
-        if folder.exists() and not _works(python):
-            _check_is_venv(folder)
-            shutil.rmtree(folder)
-        if not folder.exists():
+        python = _python_of(folder)
+        folder.mkdir(exist_ok=True)
+        _write_stamp(folder, device, finished=False)
+        if not _works(python):
+            _clear(folder)
             venv.create(folder, with_pip=True, symlinks=os.name != "nt")
         _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *REQUIREMENTS[device]], "pip failed")
         # The whole of what a server imports; an incomplete environment shows here and not when a run starts.
         program = "import sglang.launch_server, sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler"
         _run([str(python), "-c", program], "SGLang was installed but does not import", server_environment(device))
-        _write_stamp(folder, device)
+        _write_stamp(folder, device, finished=True)
         if problem := _problem(folder, device):
             raise MissingDependencyError(f"The installation ran through, and yet: {problem}")
     return python
@@ -131,6 +135,8 @@ def _problem(folder: Path, device: Device) -> str | None:
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        stamp = {"unfinished": True}
+    if stamp.get("unfinished"):
         return f"The installation of SGLang in '{folder}' was not finished"
     if stamp.get("device") != device:
         return f"The SGLang in '{folder}' was installed for {stamp.get('device')}, not for {device}"
@@ -142,13 +148,15 @@ def _problem(folder: Path, device: Device) -> str | None:
     return None
 
 
-def _write_stamp(folder: Path, device: Device) -> None:
-    content = {
+def _write_stamp(folder: Path, device: Device, *, finished: bool) -> None:
+    content: dict[str, object] = {
         "sglang": SGLANG_VERSION,
         "device": device,
         "python": ".".join(map(str, sys.version_info[:3])),
         "requirements": _fingerprint(device),
     }
+    if not finished:
+        content["unfinished"] = True
     unfinished = folder / f"{STAMP}.new"
     unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(folder / STAMP)
@@ -179,12 +187,33 @@ def _works(python: Path) -> bool:
         return False
 
 
-def _check_is_venv(folder: Path) -> None:
-    """Deletes nothing that is not an unfinished virtual environment."""
-    if any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
-        raise MissingDependencyError(
-            f"'{folder}' is not a virtual environment; name another folder in {VENV_VARIABLE}, or remove it"
-        )
+def _check_is_own(folder: Path, device: Device) -> None:
+    """Refuses a folder with something in it that envgym did not put there: nothing is installed into it or deleted.
+
+    Raises:
+        MissingDependencyError: It is somebody else's.
+    """
+    if not folder.exists() or (folder / STAMP).is_file():
+        return
+    if folder.is_dir() and all(entry.name.startswith(STAMP) for entry in folder.iterdir()):
+        return  # empty, but perhaps for a stamp that was being written
+    what = "a virtual environment" if (folder / "pyvenv.cfg").is_file() else "something"
+    advice = f"unset {VENV_VARIABLE}, or have it name a folder that is empty or does not exist,"
+    if not os.environ.get(VENV_VARIABLE):
+        advice = f"remove it, or name another folder in {VENV_VARIABLE},"
+    raise MissingDependencyError(
+        f"'{folder}' holds no SGLang {SGLANG_VERSION} that envgym installed: it is {what} that envgym did not make; "
+        f"{advice} and run `envgym serve --install --device {device}`"
+    )
+
+
+def _clear(folder: Path) -> None:
+    """Empties a folder but for its stamp, so that it is envgym's own also if this is interrupted."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != STAMP:
+            entry.unlink()
 
 
 def _run(command: list[str], failure: str, environment: dict[str, str] | None = None) -> None:

@@ -37,7 +37,7 @@ from envgym.policies.sglang_request import (
     parse_answer,
 )
 from envgym.policies.weight_version import UNKNOWN_VERSION, parse_version
-from envgym.types import Completion, FinishReason, SamplingParams, VersionSpan
+from envgym.types import Completion, FinishReason, SamplingParams
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
@@ -292,7 +292,7 @@ class SGLangPolicy:
             piece = await self._generation(owner, sampling, {**fields, "max_new_tokens": limit - len(whole.token_ids)})
             if not whole.token_ids:
                 prompt_tokens, cached = piece.num_prompt_tokens, piece.num_cached_tokens
-            _append(whole, piece)
+            whole.append(piece)
             owner.extend(piece.token_ids)
             at_stop = whole.token_ids[-1] in sampling.stop_token_ids
             if at_stop or len(whole.token_ids) >= limit:
@@ -435,17 +435,3 @@ class SGLangPolicy:
     def _count(self, **more: int) -> None:
         with self._lock:
             self._statistics = self._statistics.plus(**more)
-
-
-def _append(whole: Generation, piece: Generation) -> None:
-    """Adds what a later request of the same turn brought."""
-    start = len(whole.token_ids)
-    whole.token_ids.extend(piece.token_ids)
-    whole.logprobs.extend(piece.logprobs)
-    if whole.support is not None and piece.support is not None:
-        whole.support.extend(piece.support)
-    for span in piece.version_spans:
-        first = start + span.start
-        if whole.version_spans and whole.version_spans[-1].version == span.version:
-            first = whole.version_spans.pop().start
-        whole.version_spans.append(VersionSpan(first, start + span.end, span.version))

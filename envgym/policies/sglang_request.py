@@ -37,6 +37,19 @@ class Generation:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
 
+    def append(self, piece: Generation) -> None:
+        """Adds what a later request of the same turn brought."""
+        start = len(self.token_ids)
+        self.token_ids.extend(piece.token_ids)
+        self.logprobs.extend(piece.logprobs)
+        if self.support is not None and piece.support is not None:
+            self.support.extend(piece.support)
+        for span in piece.version_spans:
+            first = start + span.start
+            if self.version_spans and self.version_spans[-1].version == span.version:
+                first = self.version_spans.pop().start
+            self.version_spans.append(VersionSpan(first, start + span.end, span.version))
+
 
 def encode_tokens(token_ids: Sequence[int]) -> str:
     """The inside of a JSON list."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
+import math
 import os
 import random
 import signal
@@ -28,6 +30,9 @@ POLL_S = 0.2
 PORTS = range(20_000, 30_000)
 """Where free ports are looked for: below those that the system gives to outgoing connections, one of which could
 take a port in the half minute before the server does."""
+MAX_PORT = 65_535
+MAX_SEED = 2**32 - 1
+"""SGLang also seeds numpy, which takes no larger one."""
 STOP_GRACE_S = {"cpu": 0.0, "cuda": 30.0}
 """Seconds between SIGTERM and SIGKILL. With CUDA, SGLang releases memory that would otherwise stay taken for a while;
 it looks for the signal every 5 s. On a CPU there is nothing to release, and the server is killed at once."""
@@ -45,9 +50,9 @@ class SGLangServer:
     Args:
         model: A Hugging Face-format folder with safetensors weights.
         device: "cuda" or "cpu".
-        port: Where it listens; a free one when None.
-        host: Address it listens on. The server has no password: any other than 127.0.0.1 lets the network use it and
-            replace its weights.
+        port: Where it listens, from 1 to 65535; a free one when None.
+        host: IPv4 address, or name of one, that it listens on. The server has no password: any other than 127.0.0.1
+            lets the network use it and replace its weights.
         dtype: "float32", "bfloat16" or "float16"; bfloat16 with CUDA and float32 on a CPU when None.
         context_length: Most tokens of a sequence; the model's when None.
         mem_fraction: Share of the GPU's memory for weights and cache; 0.85, or 0.6 with `memory_saver`, when None.
@@ -58,9 +63,9 @@ class SGLangServer:
         memory_saver: The server can give its GPU memory to the learner and take it back (one GPU for both).
         tensor_parallel: GPUs that share the model.
         tokenizer: False loads none: requests and answers are token ids only, and there are no OpenAI endpoints.
-        seed: Seed of sampling that has none of its own.
+        seed: Seed of sampling that has none of its own, from 0 to 2**32 - 1.
         threads: Threads of linear algebra on a CPU. 1 is the fastest by far for small models.
-        extra_args: Further arguments of `sglang.launch_server`; they win over those above.
+        extra_args: A list of further arguments of `sglang.launch_server`; they win over those above.
         log_path: File the server's output is written to; a temporary one, removed after an orderly stop, when None.
         startup_timeout_s: Most seconds until it must be healthy.
 
@@ -71,7 +76,7 @@ class SGLangServer:
         process: The supervising process once started, or None; it runs exactly as long as the server does.
 
     Raises:
-        ValueError: The arguments do not fit together.
+        ValueError: A number is out of range, the host is no address of this machine, or arguments do not fit together.
         ModelError: The model folder is missing, incomplete, or has a tokenizer for another vocabulary.
     """
 
@@ -97,7 +102,23 @@ class SGLangServer:
         log_path: str | Path | None = None,
         startup_timeout_s: float = 600.0,
     ) -> None:
+        if port is not None:
+            _check_whole("port", port, 1, MAX_PORT, "; None (--port 0) takes a free one")
+        for name, number in (
+            ("context_length", context_length),
+            ("max_total_tokens", max_total_tokens),
+            ("max_running_requests", max_running_requests),
+            ("threads", threads),
+        ):
+            if number is not None:
+                _check_whole(name, number, 1)
+        _check_whole("seed", seed, 0, MAX_SEED)
+        if math.isnan(startup_timeout_s) or startup_timeout_s <= 0:
+            raise ValueError(f"startup_timeout_s (--timeout) must be above 0 s, got {startup_timeout_s}")
+        if isinstance(extra_args, str):
+            raise ValueError(f"extra_args must be a list of arguments, got the text '{extra_args}'")
         config = check_served_model(model, tokenizer=tokenizer)
+        _check_host(host)
         self.model = Path(model).absolute()
         self.device: Device = device
         self.host = host
@@ -160,16 +181,18 @@ class SGLangServer:
 
         Raises:
             MissingDependencyError: There is no virtual environment with this version of SGLang.
-            ServerError: It runs already, or the port is taken.
+            ServerError: It runs already, or the port is taken or not for everybody.
         """
         if self.running:
             raise ServerError(f"{self.url} was started already")
         python = sglang_python(self.device)
-        if not port_is_free(self.host, self.port):
+        if problem := bind_error(self.host, self.port):
             if not self._chosen:
+                what = "is taken, by another server perhaps; stop it, or"
+                if problem.errno != errno.EADDRINUSE:
+                    what = f"cannot be listened on ({problem.strerror});"
                 raise ServerError(
-                    f"Port {self.port} of {self.host} is taken, by another server perhaps; stop it, or choose another "
-                    "port (port=None takes a free one)"
+                    f"Port {self.port} of {self.host} {what} choose another port (port=None takes a free one)"
                 )
             self.port = free_port(self.host)
         if self.log_path is None:
@@ -290,15 +313,15 @@ class SGLangServer:
         return f"The end of its log, '{self.log_path}':\n" + "\n".join(f"    {line}" for line in lines)
 
 
-def port_is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
+def bind_error(host: str, port: int) -> OSError | None:
+    """What keeps a server from listening there now; None if nothing does."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             candidate.bind((host, port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error
+    return None
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -310,8 +333,28 @@ def free_port(host: str = "127.0.0.1") -> int:
     chance = random.SystemRandom()  # the program's own random state stays as it is
     for _ in range(100):
         port = chance.choice(PORTS)
-        if port_is_free(host, port):
+        if bind_error(host, port) is None:
             return port
     raise ServerError(
         f"no free port from {PORTS.start} to {PORTS.stop - 1} was found on '{host}'; is it an address here?"
     )
+
+
+def _check_whole(name: str, value: int, lowest: int, highest: int | None = None, hint: str = "") -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < lowest or (highest is not None and value > highest):
+        allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+        raise ValueError(f"{name} must be a whole number {allowed}{hint}, got {value!r}")
+
+
+def _check_host(host: str) -> None:
+    """Any port of it can be listened on, or it is no address of this machine."""
+    try:
+        problem: Exception | None = bind_error(host, 0)
+    except UnicodeError as error:  # a name that cannot be looked up
+        problem = error
+    if problem is not None:
+        raise ValueError(
+            f"host must be an IPv4 address of this machine, such as 127.0.0.1 (this machine alone) or 0.0.0.0 (the "
+            f"whole network), got '{host}'"
+        )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from envgym.agent import Agent, Player, PromptTooLong
-from envgym.env import Step, TextEnv
+from envgym.env import Step, TextEnv, success_at_end
 from envgym.errors import RewardError, StepTimeoutError, UnplayableError
 from envgym.registry import make
 from envgym.rollout.action import as_action, as_token_ids
@@ -210,7 +210,7 @@ async def _play(
         try:
             action = as_action(await hand.act(observation, info))
         except PromptTooLong as overflow:
-            ending = _cut(TruncationReason.CONTEXT_OVERFLOW, terminal_limits, info)
+            ending = _cut(TruncationReason.CONTEXT_OVERFLOW, terminal_limits, env, info)
             return record.ended(
                 **ending,
                 final_observation=observation,
@@ -241,7 +241,7 @@ async def _play(
                     turn, reward=-overlong_penalty, reward_components={"overlong": -overlong_penalty}
                 )
             record.turns.append(turn)
-            return record.ended(**_cut(_CUTS[turn.finish_reason], terminal_limits, info))
+            return record.ended(**_cut(_CUTS[turn.finish_reason], terminal_limits, env, info))
         step: Step = await call(env.step, action.text)
         record.turns.append(_executed(turn, step, time.perf_counter() - sampled))
         total += record.turns[-1].reward
@@ -259,7 +259,7 @@ async def _play(
                     hand.player.final_observation_ids(observation, info), "final_observation_ids"
                 ),
                 final_role=info.get("role", "user"),
-                success=_success(info),
+                success=success_at_end(env, info),
                 info=_rest(info),
             )
 
@@ -276,11 +276,11 @@ def _terminal_limits(env: TextEnv) -> frozenset[TruncationReason]:
 
 
 def _cut(
-    reason: TruncationReason, terminal_limits: frozenset[TruncationReason], info: Mapping[str, Any]
+    reason: TruncationReason, terminal_limits: frozenset[TruncationReason], env: TextEnv, info: Mapping[str, Any]
 ) -> dict[str, Any]:
     """How an episode ends at a limit that the environment did not reach by itself."""
     terminal = reason in terminal_limits
-    success = _success(info)
+    success = success_at_end(env, info)
     if terminal and success is not None:
         success = False
     return {
@@ -296,11 +296,6 @@ def _truncation_reason(info: Mapping[str, Any]) -> TruncationReason:
     if "truncation_reason" not in info:
         raise ValueError("the environment truncated without info['truncation_reason']; return Step.truncation(...)")
     return TruncationReason(info["truncation_reason"])
-
-
-def _success(info: Mapping[str, Any]) -> bool | None:
-    success = info.get("success")
-    return None if success is None else bool(success)
 
 
 def _rest(info: Mapping[str, Any]) -> dict[str, Any]:

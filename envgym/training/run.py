@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from envgym.config import NewModel, TrainConfig
-from envgym.errors import ModelError
+from envgym.errors import CheckpointError, ModelError, StorageError
 from envgym.learner.checkpoint import load_newest
 from envgym.learner.export import export_model
 from envgym.learner.learner import Learner, weights_dtype
 from envgym.learner.sharding import is_main, pick_device, process_group
 from envgym.model_folder import load_model, load_tokenizer
 from envgym.model_folder import read_config as read_model_config
-from envgym.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, continuation, read_config
+from envgym.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, continuation, has_checkpoint, read_config
 from envgym.training.process_state import process_state_kept
 from envgym.training.tracebacks import SAID, raised_by_envgym, shortened
 from envgym.training.trainer import Trainer, TrainResult
@@ -34,7 +34,8 @@ def train(config: TrainConfig, *, resume: bool = False, progress: bool = True) -
     Args:
         config: The run.
         resume: Continue the run in `config.run_dir` from its newest checkpoint. The metrics that follow are those that
-            the uninterrupted run would have had.
+            the uninterrupted run would have had. `config` may differ in what does not change what is learned
+            (`envgym.run_folder.CHANGEABLE`), for example in the addresses of servers.
         progress: Show progress on standard error.
 
     Returns:
@@ -47,7 +48,8 @@ def train(config: TrainConfig, *, resume: bool = False, progress: bool = True) -
         CheckpointError: There is nothing to resume, or it does not belong to this configuration.
         CollectionError: Episodes keep failing.
         StorageError: A file of the run cannot be written, for example because the disk is full.
-        KeyboardInterrupt: With a note that says how the run goes on.
+        KeyboardInterrupt: With a note that says how the run goes on. So has any other error that ends a run which has
+            a checkpoint to continue from.
     """
     _check_is_config(config)
     try:
@@ -77,6 +79,12 @@ def _train(config: TrainConfig, *, resume: bool, progress: bool) -> TrainResult:
             raise
         try:
             return trainer.run()
+        except (CheckpointError, StorageError):  # their messages say what to do
+            raise
+        except Exception as error:
+            if has_checkpoint(config.run_dir):
+                error.add_note(continuation(config.run_dir))
+            raise
         finally:
             trainer.close()
 

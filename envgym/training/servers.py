@@ -71,6 +71,7 @@ class PolicyServers:
         self._learner: Learner | None = None
         self._closing = threading.Event()
         self._server: SGLangServer | None = None
+        self._receivers: list[SGLangReceiver] = []
         try:
             # Of this process, not of the run: what came after the checkpoint that a run goes on from must not sample.
             (self._lineage, *_) = _gathered(uuid.uuid4().hex[:12])
@@ -97,10 +98,12 @@ class PolicyServers:
             threading.Thread(target=self._watch, name="envgym-servers", daemon=True).start()
 
     def close(self) -> None:
-        """Stops what was started."""
+        """Stops what was started, and removes weights on their way by disk."""
         self._closing.set()
         if self._server is not None:
             self._server.stop()
+        for receiver in self._receivers:
+            receiver.close()
 
     # -- weights ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from envgym.errors import WeightSyncError
+from envgym.errors import ServerError, ServerUnreachableError, WeightSyncError
 from envgym.policies.sglang_client import SGLangClient
 from envgym.weight_sync.flat_bucket import flat_size
 from envgym.weight_sync.sglang_receiver import NamedTensors, OnFailure, SGLangReceiver
@@ -90,13 +90,24 @@ class WeightsFolder:
             if folder != self._finished and folder.name.isdigit():
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def remove_weights(self) -> None:
+        """Removes all weights; call it when nobody reads them. The next update begins anew.
+
+        What stays of a version is its configuration: a server that loaded it names the folder as that of its model.
+        """
+        self._users.clear()
+        self._discard()
+        for file in self.root.glob("*/*"):
+            if file.parent.name.isdigit() and file.name not in _KEPT:
+                file.unlink()
+
     def _discard(self) -> None:
         shutil.rmtree(self._partial, ignore_errors=True)
         self._files, self._num_written, self._bytes, self._finished = {}, 0, 0, None
 
 
 class WeightsFolders:
-    """A `WeightsFolder` for each type that servers keep their weights in, below `root`.
+    """A `WeightsFolder` for each type that servers keep their weights in, below `root`, while anybody uses them.
 
     Raises:
         WeightSyncError: `model_folder` has no configuration.
@@ -107,6 +118,19 @@ class WeightsFolders:
             raise WeightSyncError(f"'{model_folder}' has no config.json; pass the folder of the model that is trained")
         self._root, self._model_folder = root, model_folder
         self._folders: dict[torch.dtype, WeightsFolder] = {}
+        self._users: set[object] = set()
+
+    def join(self, user: object) -> None:
+        """Keeps the weights at least until this user leaves. Joining twice is joining once."""
+        self._users.add(user)
+
+    def leave(self, user: object) -> None:
+        """Ends a use, or does nothing if there is none; the last user's end removes the weights."""
+        if user in self._users:
+            self._users.remove(user)
+            if not self._users:
+                for folder in self._folders.values():
+                    folder.remove_weights()
 
     def of(self, dtype: torch.dtype) -> WeightsFolder:
         """The folder for weights of this type."""
@@ -118,6 +142,8 @@ class WeightsFolders:
 
 class DiskReceiver(SGLangReceiver):
     """Has the server load a folder. It samples with the old weights until the folder is complete.
+
+    The weights of the present version stay on the disk until every receiver that shares the folders is closed.
 
     Args:
         client: The server; it must see the folder under the same path.
@@ -137,6 +163,14 @@ class DiskReceiver(SGLangReceiver):
         super().__init__(client, on_failure=on_failure, dtype=dtype)
         self._folders = folders
         self._num_buckets = 0
+        self._may_be_reading = False
+        folders.join(self)
+
+    def close(self) -> None:
+        """Gives the folders up. A server that did not say that it has read them, and is still there, keeps them."""
+        super().close()
+        if not (self._may_be_reading and self.client.is_healthy()):
+            self._folders.leave(self)
 
     @property
     def _folder(self) -> WeightsFolder:
@@ -144,6 +178,7 @@ class DiskReceiver(SGLangReceiver):
 
     def _open(self) -> None:
         self._num_buckets = 0
+        self._folders.join(self)
         self._folder.begin(self)
         if self._released:
             self._pause()
@@ -157,7 +192,13 @@ class DiskReceiver(SGLangReceiver):
         if not self._released:
             self._pause()
         self._about_to_change()
-        self.client.update_weights_from_disk(str(folder.resolve()))
+        self._may_be_reading = True
+        try:
+            self.client.update_weights_from_disk(str(folder.resolve()))
+        except ServerError as error:
+            self._may_be_reading = isinstance(error, ServerUnreachableError)
+            raise
+        self._may_be_reading = False
         self._folder.prune()
 
 

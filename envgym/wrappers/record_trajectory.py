@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from envgym.env import Step
+from envgym.env import Step, success_at_end
 from envgym.types import Trajectory, TruncationReason, Turn
 from envgym.wrappers.wrapper import TextWrapper, as_step
 
@@ -104,14 +104,13 @@ class RecordTrajectory(TextWrapper):
         if not step.terminated and "truncation_reason" not in step.info:
             raise ValueError("the environment truncated without info['truncation_reason']; return Step.truncation(...)")
         reason = None if step.terminated else TruncationReason(step.info["truncation_reason"])
-        success = step.info.get("success")
         self._write(
             terminated=bool(step.terminated),
             truncated=not step.terminated,
             truncation_reason=reason,
             final_observation=step.observation,
             final_role=self._role,
-            success=None if success is None else bool(success),
+            success=success_at_end(self.env, step.info),
             info={key: value for key, value in step.info.items() if key not in _TURN_KEYS},
         )
 

@@ -52,7 +52,7 @@ class TextArena(TextEnv):
     game: ClassVar[str] = ""
     settings: ClassVar[Mapping[str, Any]] = {}
     announces_limit: ClassVar[bool] = False
-    reports_success: ClassVar[bool] = True
+    reports_success: ClassVar[bool | None] = True
     examples: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *, variant: str = "") -> None:

@@ -26,6 +26,7 @@ class Blackjack(ToyText):
         "Blackjack: come closer to 21 than the dealer, who draws to 17. Above 21 you lose. Answer: stick or hit."
     )
     max_turns = 32
+    reports_success = False
     words = ("stick", "hit")
     running_info = {}  # noqa: RUF012 - a ClassVar of the base class
 

@@ -40,6 +40,7 @@ class Upkeep(TextEnv):
 
     system_prompt = "Keep the field: crop, rest or weed."
     max_turns = 48
+    reports_success = False
 
     def __init__(self) -> None:
         self.action_space = TextSpace(ACTIONS)

@@ -1,5 +1,7 @@
 """The command line: its answers to mistakes, own environments in every command, and how one leaves it."""
 
+import io
+import itertools
 import json
 import os
 import pty
@@ -12,9 +14,15 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from envgym.cli import main
+from envgym.config import FolderModel, SGLangPolicyConfig
+from envgym.errors import ServerError
 from envgym.evaluation.results import EnvironmentReport, summarise
+from envgym.recipes import RECIPES
+from envgym.run_folder import RunFolder
+from envgym.tables import print_tables, report_tables
 from envgym.types import Trajectory, Turn
 
 HERE = Path(__file__).parent
@@ -109,7 +117,7 @@ HIGHER_LOWER = "envgym/HigherLower-v0"
         (["eval", "--agent", "random", "--env", OWN, "--env-arg", "size"], "--env-arg takes FIELD=VALUE"),
         (["eval", "--agent", "random", "--env", HIGHER_LOWER, "--episodes", "9" * 15], "at most 1,000,000 episodes"),
         (["eval", "--agent", "FILE", "--env", HIGHER_LOWER], "no agent can be made from the file"),
-        (["eval", "--agent", "FOLDER", "--env", HIGHER_LOWER], "neither a run nor a model folder"),
+        (["eval", "--agent", "FOLDER", "--env", HIGHER_LOWER], "neither a run.* nor a whole model folder"),
         (["eval", "--agent", "random", "--env", HIGHER_LOWER, "--results", "FILE"], "is a file"),
         (["eval", "--agent", "random", "--env", HIGHER_LOWER, "--trajectories", "FOLDER"], "Is a directory"),
         (["eval", "--agent", "random", "--env", HIGHER_LOWER, "--trajectories", "FOLDER/no/t.jsonl"], "No such file"),
@@ -266,6 +274,20 @@ def test_many_environments_are_shown_below_each_other_where_they_do_not_fit(caps
         assert sum(name in line for line in lines) == 1
 
 
+@pytest.mark.parametrize("width", [30, 50, 80, 200])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_no_width_cuts_a_number_of_the_table_after_training(width, is_terminal):
+    played = [Trajectory("t/E-v0", seed, (Turn("o", "a", 0.5),), True, False, success=seed < 3) for seed in range(8)]
+    names = [f"{kind} {when}" for kind in ("sampled", "greedy") for when in ("before", "after")]
+    console = Console(file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=None)
+    print_tables(console, report_tables({name: summarise("t/E-v0", "me", played) for name in names}, console.width))
+    shown = console.file.getvalue()
+    assert shown.count("0.375 ± 0.171") == 4 and shown.count("0.500 ± 0.000") == 4 and "…" not in shown
+    assert all(shown.count(name) == 1 for name in names)
+    if width >= 80:
+        assert max(map(len, shown.splitlines())) <= width
+
+
 def test_a_report_reads_as_a_table():
     def played(seed, reward, success):
         return Trajectory("t/E-v0", seed, (Turn("o", "a", reward, {"gain": reward}),), True, False, success=success)
@@ -359,6 +381,85 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs/a/checkpoints/000000").mkdir()
     assert main(["train", "quickstart", "--run-dir", "runs/a"]) == 130
     assert "continue with `envgym train --resume runs/a`" in capsys.readouterr().err
+
+
+def test_an_error_that_ends_a_run_says_how_to_go_on_below_it(monkeypatch, capsys):
+    import envgym.training
+
+    def failing(config, *, resume):
+        error = ServerError("no server answers")
+        error.add_note("continue from iteration 3 with `envgym train --resume runs/a`")
+        raise error
+
+    monkeypatch.setattr(envgym.training, "train", failing)
+    assert main(["train", "quickstart"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "envgym: no server answers",
+        "envgym: continue from iteration 3 with `envgym train --resume runs/a`",
+    ]
+
+
+# -- what is trained -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def configured(monkeypatch):
+    """The configuration that a command line trains with."""
+    import envgym.training
+
+    seen = []
+
+    def train(config, *, resume):
+        seen.append(config)
+        raise ServerError("seen")
+
+    monkeypatch.setattr(envgym.training, "train", train)
+
+    def configured(*arguments):
+        assert main(["train", *map(str, arguments)]) == 2
+        return seen.pop()
+
+    return configured
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["model.kind=folder", "model.path=m2", "seed=4"])))
+def test_another_kind_of_a_section_starts_from_its_defaults_in_any_order(configured, order):
+    config = configured("quickstart", *(part for change in order for part in ("--set", change)))
+    assert config.model == FolderModel(path="m2") and config.seed == 4
+
+
+def test_a_kind_that_is_there_already_keeps_its_fields(configured):
+    config = configured("quickstart", "--set", "model.num_layers=3", "--set", "model.kind=new")
+    assert config.model == RECIPES["quickstart"]("r").model.model_copy(update={"num_layers": 3})
+
+
+def test_a_kind_is_only_what_the_configuration_calls_one(configured, tmp_path):
+    """An environment may have an argument of that name, and a file need not name every section."""
+    config = configured("quickstart", "--set", 'env.kwargs={"kind": "a", "size": 3}', "--set", "env.kwargs.kind=b")
+    assert config.env.kwargs == {"kind": "b", "size": 3}
+    (tmp_path / "c.json").write_text('{"run_dir": "r", "env": {"id": "envgym/Upkeep-v0"}}')
+    assert configured(tmp_path / "c.json", "--set", "model.hidden_size=32").model.hidden_size == 32
+    policy = configured(tmp_path / "c.json", "--set", "policy.urls=[]", "--set", "policy.kind=sglang").policy
+    assert policy == SGLangPolicyConfig()
+
+
+def test_a_run_is_resumed_with_servers_at_other_addresses(configured, tmp_path):
+    begun = configured(
+        "quickstart", "--run-dir", tmp_path / "run", "--policy", "sglang", "--set", "policy.colocated=true"
+    )
+    RunFolder.create(begun).close()
+    moved = configured("--resume", tmp_path / "run", "--url", "http://b:1", "--url", "http://c:2")
+    assert moved.policy == SGLangPolicyConfig(urls=("http://b:1", "http://c:2"))
+    RunFolder.reopen(moved).close()
+    assert configured("--resume", tmp_path / "run") == moved
+    back = configured("--resume", tmp_path / "run", "--set", "policy.urls=[]", "--set", "num_iterations=99")
+    assert back == moved.model_copy(update={"policy": SGLangPolicyConfig(), "num_iterations": 99})
+    for others in (["quickstart"], ["--seed", "1"], ["--run-dir", "other"], ["--set", "run_dir=other"]):
+        with pytest.raises(IndexError):  # nothing is trained
+            configured("--resume", tmp_path / "run", *others)
+
+
+# -- how one leaves --------------------------------------------------------------------------------------------------
 
 
 def test_a_terminal_without_unicode_is_no_error():

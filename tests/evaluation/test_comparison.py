@@ -1,17 +1,20 @@
 """Paired differences by hand, what is left out, and the command."""
 
+import io
 import json
 import math
 import re
 
 import pytest
 from fakes import registered
+from rich.console import Console
 
 from envgym import Trajectory, Turn, evaluate
 from envgym.cli import main
 from envgym.evaluation.comparison import compare
 from envgym.evaluation.metrics import paired_difference, student_t_975
 from envgym.evaluation.results_folder import EpisodeKey, EpisodeRecord, ResultsFolder
+from envgym.tables import comparison_table, print_tables
 
 ENVS = {"t/E-v0": {"max_turns": 5}, "t/F-v0": {"max_turns": 5}}
 
@@ -173,3 +176,28 @@ def test_evaluate_reports_what_compare_reads(tmp_path):
         evaluate(agent, env_id, episodes=5, results=tmp_path / name)
     rows = compare(tmp_path / "a", tmp_path / "b").rows
     assert [(row.mean_a, row.mean_b, row.pairs) for row in rows] == [(1.0, 1.0, 5)] * 2
+
+
+NUMBERS = ("0.000", "1.000", "+1.000 ± 0.000", "[+1.000, +1.000]", "12")
+
+
+def test_a_comparison_is_whole_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    env_id = "envgym/AnEnvironmentWithALongNameOfItsOwn-v0"
+    for name, score in {"a" * 30: 0.0, "b" * 30: 1.0}.items():
+        write(tmp_path / name, {(env_id, seed): [score] for seed in range(12)}, envs={env_id: {}})
+    assert main(["compare", str(tmp_path / ("a" * 30)), str(tmp_path / ("b" * 30))]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "success" in line]
+    assert tuple(cell.strip() for cell in row.strip("│").split("│")) == (f"{env_id} success", *NUMBERS)
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 100])
+def test_a_narrow_terminal_wraps_names_and_no_number(tmp_path, width):
+    for name, score in {"a": 0.0, "b": 1.0}.items():
+        write(tmp_path / name, {("t/E-v0", seed): [score] for seed in range(12)})
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    print_tables(console, [comparison_table(compare(tmp_path / "a", tmp_path / "b"), "a", "b")])
+    shown = console.file.getvalue()
+    assert all(number in shown for number in NUMBERS) and "…" not in shown
+    if width >= 80:
+        assert max(map(len, shown.splitlines())) <= width

@@ -58,6 +58,18 @@ def test_the_bar_shows_the_estimate(clock):
     assert "8:00:00" in shown and "success 0.50" in shown and "-:--:--" not in shown
 
 
+def test_a_phase_that_an_error_ends_claims_no_time_left(clock, capsys):
+    with pytest.raises(OSError, match="gone"), ProgressDisplay().phase("training", 30) as phase:
+        for _ in range(3):
+            clock[0] += 4
+            phase.advance(note="success 0.50, return 0.25")
+        clock[0] += 100
+        raise OSError("gone")
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "training: 3/30 in 12 s, 108 s left  success 0.50, return 0.25"
+    assert last == "training: 3/30 in 112 s  success 0.50, return 0.25"
+
+
 def test_a_phase_in_which_nothing_was_done_leaves_no_line(capsys):
     with ProgressDisplay().phase("evaluating", 5):
         pass

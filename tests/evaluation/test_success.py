@@ -5,12 +5,15 @@ import itertools
 import pytest
 from fakes import registered
 
-from envgym import Step, TextEnv, Trajectory, TruncationReason, Turn, evaluate
+from envgym import Step, TextEnv, Trajectory, TruncationReason, Turn, check_env, evaluate, run_episode
+from envgym.agent import Action, Agent, Player
 from envgym.evaluation.comparison import compare
 from envgym.evaluation.metrics import clustered_standard_error
 from envgym.evaluation.results import OVERALL, summarise
 from envgym.evaluation.results_folder import EpisodeKey, EpisodeRecord, ResultsFolder
 from envgym.evaluation.success import SuccessRate, reporting, verdict
+from envgym.types import Completion
+from envgym.wrappers import EpisodeGuard, MaxTurns, RecordTrajectory
 
 SPEAKS, SILENT = "t/Speaks-v0", "t/Silent-v0"
 
@@ -85,6 +88,74 @@ def test_an_evaluation_counts_the_episodes_that_were_cut():
     env_id = registered("Late", Late)
     report = evaluate(lambda observation: {"0": "yes", "1": "no"}.get(observation, "hm"), env_id, episodes=30)[env_id]
     assert report.success == pytest.approx(1 / 3) and report.endings["max_turns"] == pytest.approx(1 / 3)
+
+
+class Declared(Late):
+    """Says at its end only, and says that it does."""
+
+    reports_success = True
+
+
+class Unjudged(Late):
+    reports_success = False
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: EpisodeGuard(MaxTurns(env))])
+@pytest.mark.parametrize(
+    ("kind", "verdicts"), [(Late, [True, False, None]), (Declared, [True, False, False]), (Unjudged, [None] * 3)]
+)
+def test_what_a_class_declares_decides_where_an_episode_says_nothing(kind, verdicts, wrap):
+    played = [run_episode(wrap(kind()), lambda observation, say=say: say) for say in ("yes", "no", "hm")]
+    assert [trajectory.success for trajectory in played] == verdicts
+
+
+def test_an_agent_that_never_comes_to_an_end_has_a_success_rate_of_zero():
+    env_id = registered("Declared", Declared)
+    report = evaluate(lambda observation: "hm", env_id, episodes=6)[env_id]
+    assert (report.success, report.judged, report.metrics()["success"]) == (0.0, 6, 0.0)
+    late = registered("Late", Late)
+    assert evaluate(lambda observation: "hm", late, episodes=6)[late].success is None
+
+
+def test_a_turn_that_is_cut_in_mid_generation_has_not_succeeded():
+    class Cut(Agent):
+        def start(self, env, *, seed):
+            return CutPlayer()
+
+    class CutPlayer(Player):
+        def act(self, observation, info):
+            return Action("ye", (), Completion((1,), (0.0,), "length"))
+
+    assert run_episode(Declared(), Cut()).success is False and run_episode(Late(), Cut()).success is None
+
+
+def test_a_failed_episode_has_no_verdict_all_the_same():
+    def broken(observation):
+        raise OSError("gone")
+
+    assert run_episode(Declared(), broken).success is None
+
+
+def test_a_recorded_episode_has_the_same_verdict(tmp_path):
+    env = RecordTrajectory(MaxTurns(Declared()), tmp_path / "t.jsonl")
+    played = run_episode(env, lambda observation: "hm")
+    recorded = Trajectory.from_json((tmp_path / "t.jsonl").read_text())
+    assert recorded.success is played.success is False
+
+
+def test_a_solver_of_which_no_success_is_heard_fails_the_check():
+    class Hopeless(Declared):
+        def solver(self):
+            return Says("hm")
+
+    class Says(Player):
+        def __init__(self, word):
+            self.word = word
+
+        def act(self, observation, info):
+            return self.word
+
+    assert "the solver succeeds in 0% of the episodes, not 75%" in str(check_env(Hopeless))
 
 
 def test_the_live_rate_is_at_every_moment_that_of_a_report():

@@ -1,5 +1,7 @@
 """Agents by name, what they play, and what an environment without scripts is answered."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ import envgym
 from envgym import Step, TextEnv, agent_registry
 from envgym.agent import Agent, Player
 from envgym.agent_registry import list_agents, make_agent
-from envgym.errors import EnvGymError, UnknownIdError
+from envgym.errors import EnvGymError, ModelError, UnknownIdError
 
 
 class Bare(TextEnv):
@@ -106,8 +108,27 @@ def test_an_unknown_name_suggests_the_nearest():
         make_agent("zzz")
 
 
-def test_a_folder_without_an_agent_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="neither a run nor a model folder"):
+@pytest.mark.parametrize(
+    ("files", "lacks"),
+    [
+        ((), "no config.json, no weights (*.safetensors), no tokenizer (tokenizer.json)"),
+        (("config.json", "model.safetensors"), "no tokenizer (tokenizer.json)"),
+        (("config.json",), "no weights (*.safetensors), no tokenizer (tokenizer.json)"),
+        (("pytorch_model-1.bin",), "no config.json, no tokenizer (tokenizer.json)"),
+    ],
+)
+def test_a_folder_without_an_agent_is_refused_with_what_it_lacks(tmp_path, files, lacks):
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    said = f"neither a run (it has no metrics.jsonl) nor a whole model folder (it has {lacks}); copy what is missing"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make_agent(tmp_path)
+
+
+@pytest.mark.parametrize("tokenizer", ["tokenizer.json", "tokenizer.model", "vocab.json"])
+def test_any_tokenizer_makes_a_model_folder_whose_loader_says_what_else_is_missing(tmp_path, tokenizer):
+    (tmp_path / tokenizer).write_text("{}")
+    with pytest.raises(ModelError, match=r"has no config\.json"):
         make_agent(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The flags a server is started with."""
+"""The flags a server is started with, and arguments that are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from envgym.cli import main
+from envgym.errors import ServerError
+from envgym.policies import SGLangServer, sglang_server
 from envgym.policies.sglang_flags import default_cpu_tokens, server_arguments
 
 TINY = {
@@ -118,3 +121,75 @@ def test_the_cache_on_a_cpu_fits_into_two_gibibytes_and_holds_one_context() -> N
 def test_what_does_not_go_together_is_refused(device: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         flags(device, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"port": 29_999_999}, r"port must be a whole number from 1 to 65535; None \(--port 0\) .*, got 29999999"),
+        ({"port": -3}, "port must be .*, got -3"),
+        ({"port": 0}, "port must be .*, got 0"),
+        ({"port": "30000"}, "port must be .*, got '30000'"),
+        ({"port": True}, "port must be .*, got True"),
+        ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
+        ({"threads": -2}, "threads must be"),
+        ({"context_length": 0}, "context_length must be"),
+        ({"max_total_tokens": 0}, "max_total_tokens must be"),
+        ({"max_running_requests": 0}, "max_running_requests must be"),
+        ({"max_running_requests": 2.5}, "max_running_requests must be a whole number of at least 1, got 2.5"),
+        ({"seed": -1}, "seed must be a whole number from 0 to 4294967295, got -1"),
+        ({"seed": 2**32}, "seed must be"),
+        ({"startup_timeout_s": -1.0}, r"startup_timeout_s \(--timeout\) must be above 0 s, got -1"),
+        ({"startup_timeout_s": float("nan")}, "startup_timeout_s"),
+        ({"host": "203.0.113.7"}, "host must be an IPv4 address of this machine, .*, got '203.0.113.7'"),
+        ({"host": "::1"}, "host must be"),
+        ({"host": "a..b"}, "host must be"),
+        ({"host": "203.0.113.7", "port": 30_000}, "host must be"),
+        ({"extra_args": "--enable-metrics"}, "extra_args must be a list"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(tiny_model_folder: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SGLangServer(tiny_model_folder, "cpu", **change)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--port", "29999999"),
+        ("--port", "-3"),
+        ("--threads", "0"),
+        ("--context-length", "0"),
+        ("--max-total-tokens", "-1"),
+        ("--max-running-requests", "0"),
+        ("--seed", "-1"),
+        ("--timeout", "-1"),
+        ("--timeout", "nan"),
+        ("--host", "203.0.113.7"),
+        ("--tp", "0"),
+    ],
+)
+def test_the_command_says_so_in_one_line(
+    tiny_model_folder: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tiny_model_folder), "--device", "cpu", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("envgym: ") and " must be " in line
+
+
+def test_they_are_refused_before_anything_is_installed(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "venv"))
+    assert main(["serve", str(tiny_model_folder), "--install", "--device", "cpu", "--port", "-3"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_is_not_for_everybody_is_not_called_taken(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang_server, "sglang_python", lambda device: Path("python"))
+    server = SGLangServer(tiny_model_folder, "cpu", port=80)
+    monkeypatch.setattr(sglang_server, "bind_error", lambda host, port: PermissionError(13, "Permission denied"))
+    with pytest.raises(ServerError, match=r"Port 80 of 127.0.0.1 cannot be listened on \(Permission denied\); choose"):
+        server.launch()

@@ -36,7 +36,18 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "bin" / "python").symlink_to(sys.executable)
     (folder / "lib" / "python3.11" / "site-packages" / f"sglang-{SGLANG_VERSION}.dist-info").mkdir(parents=True)
     monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
-    sglang_install._write_stamp(folder, "cpu")
+    sglang_install._write_stamp(folder, "cpu", finished=True)
+    return folder
+
+
+@pytest.fixture
+def own_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A virtual environment of the user's, named in the place of one for SGLang."""
+    folder = tmp_path / "own"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
     return folder
 
 
@@ -48,7 +59,7 @@ def test_a_finished_installation_is_found_and_left_alone(finished: Path) -> None
 
 
 def test_one_that_was_interrupted_before_its_last_step_does_not_count(finished: Path) -> None:
-    (finished / STAMP).unlink()
+    sglang_install._write_stamp(finished, "cpu", finished=False)
     with pytest.raises(MissingDependencyError, match="was not finished; run `envgym serve --install --device cpu`"):
         sglang_python("cpu")
 
@@ -78,7 +89,7 @@ def test_the_command_says_how_to_install_it(
     assert "run `envgym serve --install --device cpu`" in capsys.readouterr().err
 
 
-def test_a_failed_installation_leaves_no_stamp_and_names_the_command(
+def test_a_failed_installation_does_not_count_and_names_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "venv"
@@ -86,18 +97,59 @@ def test_a_failed_installation_leaves_no_stamp_and_names_the_command(
     monkeypatch.setitem(REQUIREMENTS, "cpu", ("--no-index", "--find-links", str(tmp_path), "no-such-package"))
     with pytest.raises(MissingDependencyError, match=r"pip failed \(exit status 1.*no-such-package"):
         install("cpu")
-    assert not (folder / STAMP).exists()
+    assert json.loads((folder / STAMP).read_text())["unfinished"]
     with pytest.raises(MissingDependencyError, match="was not finished"):
         sglang_python("cpu")
+
+
+def test_an_unfinished_one_that_does_not_work_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "venv"
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text("cut off")
+    sglang_install._write_stamp(folder, "cpu", finished=False)
+    monkeypatch.setitem(REQUIREMENTS, "cpu", ("--no-index", "--find-links", str(tmp_path), "no-such-package"))
+    with pytest.raises(MissingDependencyError, match="pip failed"):
+        install("cpu")
+    assert (folder / "pyvenv.cfg").is_file()
+
+
+def test_an_environment_that_envgym_did_not_make_is_not_taken_for_an_unfinished_one(own_venv: Path) -> None:
+    with pytest.raises(
+        MissingDependencyError,
+        match=f"'{own_venv}' holds no SGLang {SGLANG_VERSION} that envgym installed.*unset ENVGYM_SGLANG_VENV, or",
+    ):
+        sglang_python("cpu")
+
+
+def test_nothing_is_installed_into_it(own_venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--install", "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a virtual environment that envgym did not make; unset ENVGYM_SGLANG_VENV" in line
+    assert sorted(entry.name for entry in own_venv.iterdir()) == ["bin", "pyvenv.cfg"]
+    assert list(own_venv.parent.iterdir()) == [own_venv]
 
 
 def test_a_folder_that_is_something_else_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "thesis"))
-    with pytest.raises(MissingDependencyError, match="is not a virtual environment"):
-        install("cpu")
+    for use in (install, sglang_python):
+        with pytest.raises(MissingDependencyError, match="something that envgym did not make; unset"):
+            use("cpu")
     assert (tmp_path / "thesis" / "chapter.txt").exists()
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "thesis" / "chapter.txt"))
+    with pytest.raises(MissingDependencyError, match="something that envgym did not make"):
+        sglang_python("cpu")
+
+
+def test_one_in_the_cache_is_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENVGYM_SGLANG_VENV", raising=False)
+    monkeypatch.setenv("ENVGYM_CACHE", str(tmp_path))
+    venv_folder("cpu").mkdir()
+    (venv_folder("cpu") / "file").touch()
+    with pytest.raises(MissingDependencyError, match="remove it, or name another folder in ENVGYM_SGLANG_VENV"):
+        install("cpu")
 
 
 def test_where_it_is_installed_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,3 +235,100 @@ def test_a_model_folder_that_cannot_be_served_is_refused_before_anything_starts(
     (folder / "config.json").unlink()
     with pytest.raises(ModelError, match=r"no config\.json"):
         check_served_model(folder)
+
+
+def damage(file: Path, fault: str) -> None:
+    """Does to a file what bad downloads do."""
+    content = file.read_bytes()
+    faults = {
+        "cut in the data": content[:-1],
+        "cut in the header": content[:40],
+        "cut in the length": content[:5],
+        "something after it": content + b"0",
+        "header without JSON": content[:8] + b"x" * (len(content) - 8),
+        "header without offsets": (2).to_bytes(8, "little") + b"[]",
+        "empty": b"",
+        "a web page": b"<!DOCTYPE html><html>not found</html>",
+        "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
+    }
+    file.write_bytes(faults[fault])
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path, tiny_model_folder: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(tiny_model_folder, tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "cut in the data",
+            r"is cut off: \d+ bytes, where its header says \d+; download or copy model.safetensors again",
+        ),
+        ("cut in the header", r"is cut off: 40 bytes, of which the header alone takes \d+"),
+        ("cut in the length", r"is no safetensors file \(its header has no valid length\)"),
+        ("something after it", "is too long"),
+        ("header without JSON", r"is no safetensors file \(its header cannot be read\)"),
+        ("header without offsets", r"is no safetensors file \(its header cannot be read\)"),
+        ("empty", "is empty; download or copy"),
+        ("a web page", "is no safetensors file"),
+        ("pointer", "is a git-lfs pointer and not the file itself; run `git lfs pull`"),
+    ],
+)
+def test_damaged_weights_are_named_before_anything_starts(model_folder: Path, fault: str, message: str) -> None:
+    damage(model_folder / "model.safetensors", fault)
+    with pytest.raises(ModelError, match=f"'{model_folder}/model.safetensors' {message}"):
+        check_served_model(model_folder)
+
+
+def test_the_command_names_them_in_one_line(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(model_folder / "model.safetensors", "cut in the data")
+    assert main(["serve", str(model_folder), "--device", "cpu", "--port", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"envgym: '{model_folder}/model.safetensors' is cut off")
+
+
+def test_every_part_of_the_weights_must_be_there(model_folder: Path) -> None:
+    whole, index = model_folder / "model.safetensors", model_folder / "model.safetensors.index.json"
+    parts = [model_folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for part in parts:
+        shutil.copyfile(whole, part)
+    whole.unlink()
+    index.write_text(json.dumps({"weight_map": {"a": parts[0].name, "b": parts[1].name}}))
+    check_served_model(model_folder)
+    damage(parts[1], "cut in the data")
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors' is cut off"):
+        check_served_model(model_folder)
+    parts[1].unlink()
+    missing = r"model-00002-of-00002.safetensors' cannot be read \(No such file or directory\); download"
+    with pytest.raises(ModelError, match=missing):
+        check_served_model(model_folder)
+    index.unlink()
+    with pytest.raises(ModelError, match=missing):  # the other part's name says so
+        check_served_model(model_folder)
+    for content, message in (("{", "is not valid JSON"), ("{}", "has no weight_map"), ("", "is empty")):
+        index.write_text(content)
+        with pytest.raises(ModelError, match=f"index.json' {message}.*again"):
+            check_served_model(model_folder)
+
+
+def test_a_link_to_weights_that_are_gone_is_named(model_folder: Path) -> None:
+    (model_folder / "model.safetensors").rename(model_folder / "blob")
+    (model_folder / "model.safetensors").symlink_to("blob")
+    check_served_model(model_folder)
+    (model_folder / "blob").unlink()
+    with pytest.raises(ModelError, match=r"model.safetensors' cannot be read"):
+        check_served_model(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("cut in the data", "is not valid JSON"), ("empty", "is empty"), ("pointer", "is a git-lfs pointer")],
+)
+def test_a_damaged_tokenizer_is_named_too(model_folder: Path, fault: str, message: str) -> None:
+    damage(model_folder / "tokenizer.json", fault)
+    check_served_model(model_folder, tokenizer=False)
+    with pytest.raises(ModelError, match=f"tokenizer.json' {message}"):
+        check_served_model(model_folder)

@@ -22,6 +22,7 @@ from envgym.learner.sharding import shard
 from envgym.model_folder import load_model
 from envgym.policies import SGLangServer
 from envgym.policies.sglang_client import SGLangClient
+from envgym.policies.sglang_policy import SGLangPolicy
 from envgym.weight_sync.buckets import push_weights
 from envgym.weight_sync.receivers import make_receivers
 
@@ -417,6 +418,10 @@ def test_the_disk_way_leaves_one_whole_folder(client, served, tmp_path):
     loaded = load_model(tmp_path / "weights" / "float32" / "000003")
     for name, parameter in new.named_parameters():
         assert torch.equal(parameter, loaded.get_parameter(name))
+    feed[0].close()
+    assert not list((tmp_path / "weights").rglob("model*"))
+    assert_from(ask(client), new)
+    assert SGLangPolicy(client).vocab_size == new.config.vocab_size  # by the configuration that is left
 
 
 def test_a_server_without_memory_saver_is_not_put_to_sleep(client, served, tmp_path):

@@ -110,7 +110,10 @@ def test_resuming_a_finished_run_only_evaluates_it(uninterrupted, tmp_path):
 
 
 def test_resuming_with_other_settings_names_them(uninterrupted):
-    with pytest.raises(CheckpointError, match=r"other settings in actor, update; resume it with its own config\.json"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"other settings in actor\.learning_rate, update\.num_epochs, update\.\w+; resume it with its own",
+    ):
         train(tiny(uninterrupted, actor={"learning_rate": 7.0}, update={"num_epochs": 1}), resume=True, progress=False)
 
 

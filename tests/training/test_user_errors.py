@@ -14,6 +14,7 @@ from envgym.errors import CheckpointError, CollectionError, ModelError, UnknownI
 from envgym.policies.tiny_model import create_model
 from envgym.recipes import RECIPES
 from envgym.rollout.seeds import FIRST_TRAINING_SEED
+from envgym.run_folder import CHECKPOINTS, RunFolder, continuation
 from envgym.training import train
 from envgym.training.run import _advice
 from envgym.training.tracebacks import raised_by_envgym
@@ -101,6 +102,21 @@ def test_episodes_that_keep_failing_end_in_a_short_error(tmp_path):
     with pytest.raises(CollectionError, match="the sandbox did not start") as caught:
         train(tiny(tmp_path / "run", env={"id": env_id}, **SHORT), progress=False)
     assert set(frames(caught.value)[1:]) <= {"train", "_train"}
+    assert caught.value.__notes__ == [continuation(tmp_path / "run")]
+    assert caught.value.__notes__[0].startswith("continue from iteration 0 with train(config, resume=True) or ")
+
+
+def test_an_error_that_ends_no_run_says_nothing_of_going_on(tmp_path):
+    config = tiny(tmp_path / "run", **SHORT)
+    RunFolder.create(config).close()
+    (config.run_dir / CHECKPOINTS / "000002").mkdir(parents=True)
+    (config.run_dir / CHECKPOINTS / "000002" / "state.json").write_text("{}")
+    with pytest.raises(ValueError, match="already holds a run") as caught:
+        train(config, progress=False)
+    assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(CheckpointError) as caught:  # the checkpoint is damaged
+        train(config, resume=True, progress=False)
+    assert not hasattr(caught.value, "__notes__")
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------------

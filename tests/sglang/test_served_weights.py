@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from envgym.agents.trained import agent_from_model
 from envgym.errors import ModelError
+from envgym.policies.served_weights import check_served_weights
 from envgym.policies.sglang_client import SGLangClient
-from envgym.weight_sync.verification import check_served_weights
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def check_served_weights(client: SGLangClient, folder: Path) -> None:
 
     try:
         served = SGLangReceiver(client).served()
-        places = {}
+        places: dict[str, tuple[Path, tuple[int, ...]]] = {}
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, framework="pt") as content:
                 places |= {name: (file, tuple(content.get_slice(name).get_shape())) for name in content.keys()}  # noqa: SIM118
