@@ -154,6 +154,21 @@ def test_a_run_that_finds_no_server_says_why(server, tmp_path, monkeypatch):
         train(config, progress=False)
 
 
+def test_a_run_goes_on_at_another_server(server, tmp_path):
+    """At one that the run starts itself, with the weights of the checkpoint and not those of the model's folder."""
+    changed = settings(server, weight_sync="disk")
+    train(tiny(tmp_path / "run", num_iterations=2, checkpoint={"every": 1}, **changed), progress=False)
+    assert not list((tmp_path / "run" / "servers").rglob("*.safetensors")), "weights were left behind"
+    changed["policy"] = {"kind": "sglang", "urls": []}
+    config = tiny(tmp_path / "run", num_iterations=4, checkpoint={"every": 1}, **changed)
+    train(config, progress=False, resume=True)
+    lines = lines_of(config.run_dir)
+    assert [line["iteration"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["mismatch/max_abs"] < 1e-4 and line["rollout/lag_max"] == 0.0 for line in lines)
+    recorded = trajectories_of(config.run_dir)
+    assert len({record["seed"] for record in recorded}) == len(recorded) == 4 * 8
+
+
 class Saboteur(PointerChase):
     """Kills the server of a run, once, in the middle of an episode.
 
