@@ -116,6 +116,7 @@ def agent_from_model(
 
         policy = served = SGLangPolicy(servers, model_folder=folder, context_length=context_length)
         if check_weights:
+            served.pin_weights()
             from envgym.policies.served_weights import check_served_weights
 
             for client in served.clients:

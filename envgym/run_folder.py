@@ -19,6 +19,8 @@ from envgym.types import Trajectory
 
 CONFIG, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
 MODEL, INITIAL_MODEL, CHECKPOINTS, EVENTS = "model", "initial_model", "checkpoints", "tensorboard"
+SERVERS = "servers"
+"""Logs of policy servers that were started, and weights on their way to servers by disk."""
 LOCK = ".lock"
 
 CHANGEABLE = frozenset(
@@ -61,7 +63,7 @@ class RunFolder:
         lock = None
         if _never_began(path):
             lock = _lock(path)
-            for name in (INITIAL_MODEL, CHECKPOINTS, EVENTS):
+            for name in (INITIAL_MODEL, CHECKPOINTS, EVENTS, SERVERS):
                 shutil.rmtree(path / name, ignore_errors=True)
             for name in (CONFIG, METRICS, TRAJECTORIES):
                 (path / name).unlink(missing_ok=True)
@@ -242,7 +244,7 @@ def _lock(path: Path) -> IO[str]:
 
 def _never_began(path: Path) -> bool:
     """Whether a folder holds a run of ours that ended before its first checkpoint, and nothing else."""
-    ours = {LOCK, CONFIG, METRICS, TRAJECTORIES, INITIAL_MODEL, CHECKPOINTS, EVENTS, f".{CONFIG}.tmp"}
+    ours = {LOCK, CONFIG, METRICS, TRAJECTORIES, INITIAL_MODEL, CHECKPOINTS, EVENTS, SERVERS, f".{CONFIG}.tmp"}
     if not (path / CONFIG).is_file() or any(entry.name not in ours for entry in path.iterdir()):
         return False
     if has_checkpoint(path):

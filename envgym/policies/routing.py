@@ -30,6 +30,7 @@ class RoutedServer:
         next_probe: When to look at it again (monotonic seconds), while it is out.
         probe_delay_s: How long the look after that waits.
         probing: Whether somebody is looking.
+        pinned: The only name of weights that may sample on it, whatever their number; None for any of the right one.
     """
 
     client: SGLangClient
@@ -41,6 +42,7 @@ class RoutedServer:
     next_probe: float = 0.0
     probe_delay_s: float = 0.0
     probing: bool = False
+    pinned: str | None = None
 
     @property
     def load(self) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -108,6 +111,27 @@ class Request:
         """The finished turn."""
         support = tuple(self.support) if self.sampling.has_support else None
         return Completion(tuple(self.token_ids), tuple(self.logprobs), finish_reason, tuple(self.spans), support)
+
+
+def as_tokens(prompt_ids: Iterable[Any]) -> list[int]:
+    """The token ids of a prompt, NumPy's integers and single tensors of one made Python's.
+
+    Raises:
+        TypeError: One of them is no integer.
+    """
+    tokens = list(prompt_ids)
+    if set(map(type, tokens)) <= {int}:
+        return tokens
+    for place, token in enumerate(tokens):
+        try:
+            if isinstance(token, bool):  # equal to 0 or 1, and never meant as a token
+                raise TypeError
+            tokens[place] = operator.index(token)
+        except TypeError:
+            raise TypeError(
+                f"token {place} of the prompt is {token!r} ({type(token).__name__}); token ids are integers"
+            ) from None
+    return tokens
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

@@ -121,6 +121,9 @@ def server_environment(device: Device, threads: int | None = 1) -> dict[str, str
     environment |= {"no_proxy": local, "NO_PROXY": local}
     # Told to end, it ends, rather than finish the requests of a client that is gone.
     environment["SGL_FORCE_SHUTDOWN"] = "1"
+    # When one of its processes has died, it ends at once, to be started again. Its own way is to wait for more than a
+    # minute, for dumps of what the GPU was doing.
+    environment = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0", **environment}
     if device == "cpu":
         environment |= {"PYTHONPATH": str(STAND_IN), "SGLANG_USE_CPU_ENGINE": "1"}
         if threads is not None:

@@ -10,16 +10,17 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from envgym.errors import ModelError, ServerError, ServerUnreachableError
 from envgym.policies.routing import RoutedServer, ServerPool
+from envgym.policies.served_session import ServedSession
 from envgym.policies.serving_statistics import ServingStatistics
-from envgym.policies.sessions import shared_prefix
+from envgym.policies.sessions import as_tokens, shared_prefix
 from envgym.policies.sglang_client import SGLangClient
 from envgym.policies.sglang_facts import (
     ServerFacts,
@@ -44,32 +45,6 @@ _POLL_S = 0.05
 """How often a turn looks whether a server is in service again."""
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 5.0
 _PROBE_PROMPT = "0"
-
-
-@dataclass(eq=False, slots=True)
-class _Session:
-    """One episode.
-
-    Attributes:
-        tokens: The tokens as last seen: the last prompt and its completion.
-        encoded: They, as JSON.
-        server: Where it generates; None until it first does.
-        turn: The turn under way, and its event loop.
-        closed: Whether the session has ended.
-    """
-
-    id: int
-    tokens: list[int] = field(default_factory=list)
-    encoded: str = ""
-    server: RoutedServer | None = None
-    turn: tuple[asyncio.Task[Completion], asyncio.AbstractEventLoop] | None = None
-    closed: bool = False
-
-    def extend(self, token_ids: list[int]) -> None:
-        """Appends tokens."""
-        if token_ids:
-            self.encoded += ("," if self.tokens else "") + encode_tokens(token_ids)
-            self.tokens += token_ids
 
 
 class SGLangPolicy:
@@ -155,7 +130,7 @@ class SGLangPolicy:
             if not lineage and fact.version != self._version:
                 self._pool.take_out(server, self._stale(server, fact.version))
         self._lock = threading.Lock()
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, ServedSession] = {}
         self._session_ids = itertools.count()
         self._statistics = ServingStatistics()
         self._background: set[asyncio.Task[None]] = set()
@@ -182,7 +157,7 @@ class SGLangPolicy:
             seed: Without effect here, since servers draw as their batches come together.
         """
         with self._lock:
-            session = _Session(next(self._session_ids))
+            session = ServedSession(next(self._session_ids))
             self._sessions[session.id] = session
         return session.id
 
@@ -204,12 +179,13 @@ class SGLangPolicy:
         """Samples one turn; see `Policy.generate`. Cancelling it ends the generation on the server.
 
         Raises:
+            TypeError: The prompt is no sequence of integers.
             ValueError: The session is not open or already generates, a token id is outside the vocabulary, the prompt
                 is empty, it leaves no room in the context, or the server cannot sample as asked.
             ServerUnreachableError: No server generated the turn.
             ServerError: The server refused the turn, or its answer is not sound.
         """
-        prompt = list(prompt_ids)
+        prompt = as_tokens(prompt_ids)
         fields = encode_sampling(sampling, vocab_size=self._vocab_size, max_support=self._max_support)
         with self._lock:
             owner = self._checked(prompt, session)
@@ -234,14 +210,26 @@ class SGLangPolicy:
         self._version = version
         for server in self._pool.servers:
             try:
-                held = self._held(server.client.model_info(timeout_s=self._probe_timeout_s))
+                info = server.client.model_info(timeout_s=self._probe_timeout_s)
             except ServerError as error:
                 self._pool.take_out(server, str(error))
                 continue
+            held = self._held(server, info.get("weight_version"))
             if held == version:
                 self._pool.put_in(server)
             else:
                 self._pool.take_out(server, self._stale(server, held))
+
+    def pin_weights(self) -> None:
+        """From now on only the weights that each server holds at this moment sample, by their name.
+
+        A server that somebody gives others is out of service, and turns that these have sampled are not returned.
+
+        Raises:
+            ServerError: A server does not answer.
+        """
+        for server in self._pool.servers:
+            server.pinned = server.client.model_info(timeout_s=self._probe_timeout_s).get("weight_version")
 
     def statistics(self) -> ServingStatistics:
         """What this policy has done so far."""
@@ -261,7 +249,7 @@ class SGLangPolicy:
 
     # -- one turn -----------------------------------------------------------------------------------------------------
 
-    def _checked(self, prompt: list[int], session: int) -> _Session:
+    def _checked(self, prompt: list[int], session: int) -> ServedSession:
         """The session, which knows the prompt from now on."""
         owner = self._sessions.get(session)
         if owner is None:
@@ -283,7 +271,7 @@ class SGLangPolicy:
         return owner
 
     async def _sample(
-        self, owner: _Session, sampling: SamplingParams, fields: dict[str, Any], limit: int
+        self, owner: ServedSession, sampling: SamplingParams, fields: dict[str, Any], limit: int
     ) -> Completion:
         """One turn. The server also stops where the model's configuration ends a text; the turn goes on from there."""
         whole = Generation([], [], [], [] if sampling.has_support else None)
@@ -307,7 +295,7 @@ class SGLangPolicy:
             None if whole.support is None else tuple(whole.support),
         )
 
-    async def _generation(self, owner: _Session, sampling: SamplingParams, fields: dict[str, Any]) -> Generation:
+    async def _generation(self, owner: ServedSession, sampling: SamplingParams, fields: dict[str, Any]) -> Generation:
         """One generation from the session's tokens, asked for until a server answers."""
         with_support = sampling.has_support and sampling.top_k != 1
         problem, elsewhere = "", False
@@ -340,14 +328,15 @@ class SGLangPolicy:
             except Aborted as aborted:
                 problem, elsewhere = f"{server.client.url} gave the generation up: {aborted}", False
             else:
-                if piece.version_spans[0].version >= version:
+                # All of it: weights may have come while it was under way, and somebody else may have sent them.
+                held = min(self._held(server, span["version"]) for span in answer["meta_info"]["weight_versions"])
+                if held >= version:
                     return piece
-                # It was started again unnoticed.
-                problem = self._stale(server, piece.version_spans[0].version)
+                problem = self._stale(server, held)
                 self._pool.take_out(server, problem, stint=stint)
         raise ServerUnreachableError(f"no server generated the turn in {self._max_attempts} attempts; last: {problem}")
 
-    async def _server_of(self, owner: _Session, *, elsewhere: bool) -> RoutedServer:
+    async def _server_of(self, owner: ServedSession, *, elsewhere: bool) -> RoutedServer:
         """The server a session generates on, waiting for one if none is in service."""
         given_up = time.monotonic() + self._recovery_timeout_s
         while True:
@@ -399,13 +388,13 @@ class SGLangPolicy:
             await asyncio.to_thread(check_architectures, [client.url], [facts], self._model_folder)
         if facts.context_length < self._context_length:
             raise ModelError(f"{client.url} has a context of {facts.context_length}, expected {self._context_length}")
-        held, version, callback = facts.version, self._version, self.on_return
+        held, version, callback = self._held(server, model_info.get("weight_version")), self._version, self.on_return
         if held != version and callback is not None:
             try:
                 await asyncio.to_thread(callback, client, version)
             except Exception as error:
                 raise ServerError(f"{client.url} could not be given version {version}: {error}") from error
-            held = self._held(await client.fetch("/model_info", timeout_s=limit))
+            held = self._held(server, (await client.fetch("/model_info", timeout_s=limit)).get("weight_version"))
         if held != self._version:
             raise ServerError(self._stale(server, held))
         greedy = SamplingParams(max_new_tokens=1, temperature=0)
@@ -419,11 +408,18 @@ class SGLangPolicy:
 
     def _stale(self, server: RoutedServer, held: int) -> str:
         if held == UNKNOWN_VERSION:
-            return f"{server.client.url} holds other weights, expected version {self._version} of this run"
+            of = "of this run" if server.pinned is None else "that it held at first"
+            return (
+                f"{server.client.url} holds other weights, expected version {self._version} {of}; if another run feeds "
+                "it too, give each its own servers"
+            )
         return f"{server.client.url} holds the weights of version {held}, expected {self._version}"
 
-    def _held(self, model_info: Mapping[str, Any]) -> int:
-        return parse_version(model_info.get("weight_version"), self._lineage)
+    def _held(self, server: RoutedServer, name: str | None) -> int:
+        """The version that a server's name for weights stands for; `UNKNOWN_VERSION` of those that may not sample."""
+        if server.pinned is not None:
+            return self._version if name == server.pinned else UNKNOWN_VERSION
+        return parse_version(name, self._lineage)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs something that nobody waits for."""

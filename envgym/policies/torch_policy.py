@@ -16,7 +16,7 @@ from envgym.model_folder import load_model
 from envgym.policies.decoder import Decoder
 from envgym.policies.decoder_weights import DecoderShape, fuse
 from envgym.policies.engine import Engine
-from envgym.policies.sessions import Request, Session, UniformStream, shared_prefix
+from envgym.policies.sessions import Request, Session, UniformStream, as_tokens, shared_prefix
 from envgym.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class TorchPolicy:
                 is empty, or it leaves no room in the context.
             ModelError: The model's logits are not finite.
         """
-        request = self._request(list(prompt_ids), sampling, session)
+        request = self._request(as_tokens(prompt_ids), sampling, session)
         loop = asyncio.get_running_loop()
         self._ensure_worker(loop)
         request.future = loop.create_future()

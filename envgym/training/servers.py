@@ -18,12 +18,10 @@ from envgym.learner.metrics import all_reduce_sum
 from envgym.policies.sglang_client import SGLangClient
 from envgym.policies.sglang_policy import SGLangPolicy
 from envgym.policies.sglang_server import SGLangServer, free_port
+from envgym.run_folder import SERVERS
 from envgym.weight_sync.buckets import check_weights, push_weights
 from envgym.weight_sync.receivers import make_receivers
 from envgym.weight_sync.sglang_receiver import SGLangReceiver
-
-FOLDER = "servers"
-"""In the run folder: the logs of servers that were started, and weights on their way by disk."""
 
 MAX_RESTARTS = 8
 """How often a server that died is started again in one run; one that dies more often will not recover by itself."""
@@ -64,7 +62,7 @@ class PolicyServers:
         assert isinstance(config.policy, SGLangPolicyConfig)
         self._settings = config.policy
         self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
-        self._folder, self._model_dir = config.run_dir / FOLDER, model_dir
+        self._folder, self._model_dir = config.run_dir / SERVERS, model_dir
         self._device = device
         self._shares_memory = self._settings.colocated and device.type == "cuda"
         self._num_folders = 0

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
@@ -533,3 +534,17 @@ def test_a_tied_head_may_be_left_out_of_an_update():
     policy.receive((name, tensor) for name, tensor in MODEL.state_dict().items() if name != "lm_head.weight")
     policy.end_update(2)
     assert policy.version == 2
+
+
+@pytest.mark.parametrize("prompt", [[5, True], [1.0], "abc", [5, None]])
+def test_what_is_no_token_is_named_and_forgotten(prompt):
+    policy = TorchPolicy(random_model(), max_concurrency=1)
+
+    async def main():
+        session = policy.open_session(seed=0)
+        with pytest.raises(TypeError, match=r"token \d of the prompt is .*; token ids are integers"):
+            await policy.generate(prompt, SamplingParams(max_new_tokens=1), session=session)
+        for other in ([5, 1], np.array([5, 1, 7]), torch.tensor([5, 1, 7])):
+            assert (await policy.generate(other, SamplingParams(max_new_tokens=1), session=session)).token_ids
+
+    asyncio.run(main())

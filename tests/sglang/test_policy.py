@@ -5,7 +5,9 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
+import torch
 from served_play import collect, make_agent, make_env, play, until_running
 
 from envgym.errors import ModelError, ServerError, ServerUnreachableError
@@ -379,6 +381,62 @@ def test_weights_of_nobody_knows_whom_do_not_sample_for_a_policy_that_expects_it
     finally:
         client.name_weights("default")
     assert completion.version_spans == (VersionSpan(0, 4, 0),)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_turn_that_somebody_elses_weights_have_finished_is_not_returned(sglang_server, pinned):
+    client = SGLangClient(sglang_server.url)
+    ours, theirs = ("default", "7") if pinned else ("a1b2:0", "other:0")
+    client.name_weights(ours)
+    policy = SGLangPolicy(client, lineage="" if pinned else "a1b2", recovery_timeout_s=0.3)
+    if pinned:
+        policy.pin_weights()
+    policy.weights_updated(0)
+
+    async def main():
+        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=900), num_turns=1))
+        await until_running(sglang_server.url, 1)
+        await asyncio.to_thread(client.pause, "retract")
+        await asyncio.to_thread(client.name_weights, theirs)
+        await asyncio.to_thread(client.resume)
+        return await turn
+
+    try:
+        with pytest.raises(ServerUnreachableError, match="holds other weights, expected version 0"):
+            asyncio.run(main())
+        assert policy.statistics().turns == 0
+        client.name_weights(ours)
+        assert asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=2), num_turns=1))
+    finally:
+        client.name_weights("default")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        ([5, True], r"token 1 of the prompt is True \(bool\)"),
+        ([1.0], r"token 0 of the prompt is 1\.0 \(float\)"),
+        ("abc", "token 0 of the prompt is 'a'"),
+        ([5, None], "token 1 of the prompt is None"),
+    ],
+)
+def test_what_is_no_token_is_named_and_forgotten(policy, prompt, named):
+    async def main():
+        session = policy.open_session(seed=0)
+        with pytest.raises(TypeError, match=named + ".*; token ids are integers"):
+            await policy.generate(prompt, SamplingParams(max_new_tokens=1), session=session)
+        return await policy.generate([5, 1], SamplingParams(max_new_tokens=1), session=session)
+
+    assert len(asyncio.run(main()).token_ids) == 1
+
+
+def test_other_libraries_integers_are_tokens(policy):
+    async def main():
+        session = policy.open_session(seed=0)
+        for prompt in (np.array([5, 6]), torch.tensor([5, 6, 7]), (np.int32(5), 6)):
+            assert (await policy.generate(prompt, SamplingParams(max_new_tokens=1), session=session)).token_ids
+
+    asyncio.run(main())
 
 
 def test_a_server_named_twice_is_a_slip():

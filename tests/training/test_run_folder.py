@@ -9,15 +9,17 @@ import pytest
 from envgym.config import TrainConfig
 from envgym.errors import CheckpointError
 from envgym.recipes import quickstart
-from envgym.run_folder import CHANGEABLE, CHECKPOINTS, RunFolder, read_config
+from envgym.run_folder import CHANGEABLE, CHECKPOINTS, SERVERS, RunFolder, read_config
 
 
 def test_a_run_that_never_reached_a_checkpoint_gives_way(tmp_path):
     config = quickstart(tmp_path / "run")
     RunFolder.create(config).close()
     (tmp_path / "run" / CHECKPOINTS / ".000000.partial").mkdir(parents=True)
+    (tmp_path / "run" / SERVERS / "weights-1").mkdir(parents=True)
+    (tmp_path / "run" / SERVERS / "rank0.log").touch()
     folder = RunFolder.create(config)
-    assert not (tmp_path / "run" / CHECKPOINTS).exists()
+    assert not (tmp_path / "run" / CHECKPOINTS).exists() and not (tmp_path / "run" / SERVERS).exists()
     folder.close()
 
 
