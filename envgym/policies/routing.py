@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from envgym.policies.sglang_client import SGLangClient
 
@@ -23,6 +24,7 @@ class RoutedServer:
     Attributes:
         client: How it is reached.
         problem: Why it is out of service; None while it is in.
+        out_since: When it went out of service (monotonic seconds), or was made, if it has not been in.
         stint: Counts its times in service, so that a late complaint about an earlier one is known as such.
         num_sessions: Sessions that stay with it.
         num_running: Generations under way on it.
@@ -35,6 +37,7 @@ class RoutedServer:
 
     client: SGLangClient
     problem: str | None = None
+    out_since: float = field(default_factory=time.monotonic)
     stint: int = 0
     num_sessions: int = 0
     num_running: int = 0
@@ -111,7 +114,8 @@ class ServerPool:
             fresh = server.problem is None
             server.problem = problem
             if fresh:
-                server.next_probe, server.probe_delay_s = time.monotonic(), _PROBE_DELAYS_S[0]
+                server.out_since = server.next_probe = time.monotonic()
+                server.probe_delay_s = _PROBE_DELAYS_S[0]
         if fresh:
             _log.warning("Policy server taken out of service: %s", problem)
 
@@ -126,9 +130,17 @@ class ServerPool:
         if not first:
             _log.warning("Policy server %s is back in service", server.client.url)
 
-    def due(self) -> list[RoutedServer]:
-        """Servers out of service that should be looked at now, each given to one caller, who calls `probed` after."""
-        now = time.monotonic()
+    def unserved_since(self) -> float:
+        """When the last server went out of service (monotonic seconds), if none is in."""
+        return max(server.out_since for server in self.servers)
+
+    def due(self, *, at_once: bool = False) -> list[RoutedServer]:
+        """Servers out of service that should be looked at now, each given to one caller, who calls `probed` after.
+
+        Args:
+            at_once: Also those that were looked at a moment ago.
+        """
+        now = math.inf if at_once else time.monotonic()
         with self._lock:
             found = [s for s in self.servers if s.problem is not None and not s.probing and s.next_probe <= now]
             for server in found:

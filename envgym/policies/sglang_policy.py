@@ -75,7 +75,8 @@ class SGLangPolicy:
         lineage: Whose weights sample: of servers that hold others, for example those they were started with, none is in
             service before `weights_updated` finds the right ones. Any may sample when empty.
         max_attempts: How often a turn is generated before it fails.
-        recovery_timeout_s: How long a turn waits while no server is in service.
+        recovery_timeout_s: How long turns wait once no server is in service. Later ones give the servers
+            `probe_timeout_s` to show that they are back.
         probe_timeout_s: How long a server out of service may take to show that it generates.
         on_return: Called, in a thread, with the client of a server that returned with other weights and the version it
             must have. It sends them. Without it such a server waits for the next weight update.
@@ -338,9 +339,10 @@ class SGLangPolicy:
 
     async def _server_of(self, owner: ServedSession, *, elsewhere: bool) -> RoutedServer:
         """The server a session generates on, waiting for one if none is in service."""
-        given_up = time.monotonic() + self._recovery_timeout_s
+        began, grace = time.monotonic(), min(self._probe_timeout_s, self._recovery_timeout_s)
+        waits = 0
         while True:
-            for server in self._pool.due():
+            for server in self._pool.due(at_once=waits == 1):
                 # A task that is cancelled before it starts would not say so itself.
                 self._start(self._probe(server)).add_done_callback(partial(self._probed, server))
             with self._lock:
@@ -348,11 +350,13 @@ class SGLangPolicy:
                     owner.server = self._pool.settle(owner.server, elsewhere=elsewhere)
                     if owner.server is not None:
                         return owner.server
-            if time.monotonic() >= given_up:
+            # Together, not each anew: what is played in the place of a failed episode would wait as long once more.
+            if time.monotonic() >= max(self._pool.unserved_since() + self._recovery_timeout_s, began + grace):
                 raise ServerUnreachableError(
                     f"no policy server has been in service for {self._recovery_timeout_s:g} s: {self._pool.problems()}"
                 )
             await asyncio.sleep(_POLL_S)
+            waits += 1
 
     async def _abort(self, server: RoutedServer, request_id: str) -> None:
         """Ends a generation that nobody waits for. Where this does not arrive, the server notices that the connection

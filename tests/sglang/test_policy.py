@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -381,6 +382,23 @@ def test_weights_of_nobody_knows_whom_do_not_sample_for_a_policy_that_expects_it
     finally:
         client.name_weights("default")
     assert completion.version_spans == (VersionSpan(0, 4, 0),)
+
+
+def test_turns_wait_for_a_server_together_and_not_each_anew(sglang_server):
+    policy = SGLangPolicy(sglang_server.url, recovery_timeout_s=3, probe_timeout_s=0.3)
+    policy.weights_updated(5)
+    waited = []
+    for _ in range(3):
+        started = time.monotonic()
+        with pytest.raises(ServerUnreachableError, match="no policy server has been in service for 3 s"):
+            asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4)))
+        waited.append(time.monotonic() - started)
+    assert waited[0] > 2.5 and max(waited[1:]) < 2.5
+    SGLangClient(sglang_server.url).name_weights("5")
+    try:  # a later turn looks again whether one is back
+        assert asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4), num_turns=1))
+    finally:
+        SGLangClient(sglang_server.url).name_weights("default")
 
 
 @pytest.mark.parametrize("pinned", [False, True])
