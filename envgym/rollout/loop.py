@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Coroutine
@@ -10,6 +11,10 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+_LOOK_S = 0.5
+"""How often the main thread wakes up to see whether it was interrupted. A signal that comes just before a thread begins
+to wait does not wake it, and neither does a future or an event loop without timers."""
 
 _CANCEL_S = 5.0
 """Seconds that an interrupted coroutine gets to clean up where it runs in a thread of its own."""
@@ -32,6 +37,8 @@ class LoopThread(Generic[T]):
 
     def result(self) -> T:
         """Waits for the coroutine; what it returned, or what it raised."""
+        while not self._result.done():
+            concurrent.futures.wait([self._result], timeout=_LOOK_S)
         return self._result.result()
 
     def cancel(self) -> None:
@@ -62,12 +69,28 @@ class LoopThread(Generic[T]):
             self._result.set_exception(error)
 
 
+async def _watchful(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Awaits a coroutine in an event loop that never waits for long."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        timer = loop.call_later(_LOOK_S, look)
+
+    look()
+    try:
+        return await coroutine
+    finally:
+        timer.cancel()
+
+
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """What a coroutine returns. Where a loop is running already (a notebook), it runs in a thread of its own."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return asyncio.run(_watchful(coroutine))
     thread = LoopThread(coroutine, name="envgym-loop")
     try:
         return thread.result()
