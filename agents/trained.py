@@ -112,15 +112,13 @@ def agent_from_model(
     chat = make_renderer(load_tokenizer(folder), renderer)
     policy: Policy
     if servers:
+        from envgym.policies.served_weights import check_served_weights
         from envgym.policies.sglang_policy import SGLangPolicy
 
         policy = served = SGLangPolicy(servers, model_folder=folder, context_length=context_length)
         if check_weights:
             served.pin_weights()
-            from envgym.policies.served_weights import check_served_weights
-
-            for client in served.clients:
-                check_served_weights(client, Path(folder))
+            check_served_weights(served.clients, Path(folder))
     else:
         policy = TorchPolicy(
             folder,

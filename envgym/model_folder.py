@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""Files of which one holds the tokenizer."""
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def missing_parts(folder: Path) -> list[str]:
     parts = {
         "config.json": ("config.json",),
         "weights (*.safetensors)": _WEIGHTS,
-        "tokenizer (tokenizer.json)": _TOKENIZERS,
+        "tokenizer (tokenizer.json)": TOKENIZERS,
     }
     return [part for part, files in parts.items() if not _has_any(folder, files)]
 
@@ -103,7 +104,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             ("vocabulary mismatch").
     """
     config = read_config(folder)
-    if not _has_any(Path(folder), _TOKENIZERS):
+    if not _has_any(Path(folder), TOKENIZERS):
         raise ModelError(f"'{folder}' has no tokenizer (tokenizer.json); copy the model's tokenizer files into it.")
     from transformers import AutoTokenizer
 

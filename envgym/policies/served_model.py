@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from envgym.errors import ModelError
+from envgym.model_folder import TOKENIZERS, read_config
 from envgym.policies.sglang_facts import tokens_of, vocab_size_of
 
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor where there are several."""
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _LFS_POINTER = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
 """What the format allows; a longer one means that the file is something else."""
@@ -33,8 +33,6 @@ def check_served_model(folder: str | Path, *, tokenizer: bool = True) -> dict[st
         ModelError: The folder is missing, has no configuration, weights or tokenizer, a file of them is cut off or was
             not fetched, or its tokenizer has ids that the model has no embedding for.
     """
-    from envgym.model_folder import read_config
-
     path = Path(folder)
     config = read_config(path)
     files = {file.name for file in path.glob("*.safetensors")}
@@ -47,7 +45,7 @@ def check_served_model(folder: str | Path, *, tokenizer: bool = True) -> dict[st
         check_safetensors(path / name)
     if not tokenizer:
         return config
-    found = [path / name for name in _TOKENIZERS if (path / name).is_file()]
+    found = [path / name for name in TOKENIZERS if (path / name).is_file()]
     if not found:
         raise ModelError(
             f"'{path}' has no tokenizer (tokenizer.json); copy the model's tokenizer files into it, or serve token ids "

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from envgym.policies.version_spans import append_span
 from envgym.types import Completion, FinishReason, SamplingParams, VersionSpan
 
 
@@ -103,9 +104,7 @@ class Request:
         start = len(self.token_ids)
         self.token_ids += token_ids
         self.logprobs += logprobs
-        if self.spans and self.spans[-1].version == version:
-            start = self.spans.pop().start
-        self.spans.append(VersionSpan(start, len(self.token_ids), version))
+        append_span(self.spans, VersionSpan(start, len(self.token_ids), version))
 
     def completion(self, finish_reason: FinishReason) -> Completion:
         """The finished turn."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from envgym.errors import ModelError
 from envgym.policies.architecture import architecture_of, check_architecture
-from envgym.policies.weight_version import parse_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class ServerFacts:
         vocab_size: Size of the model's vocabulary; None where its folder cannot be read from here.
         tokens: The text of each token id, where the tokenizer can be read from here.
         max_support: Most tokens of which it reports the sampling support.
-        version: Version of its weights.
+        weights: Its name for the weights it holds; see `parse_version`.
         folder: Its model folder, which may be on another machine.
     """
 
@@ -31,24 +30,18 @@ class ServerFacts:
     vocab_size: int | None
     tokens: Mapping[str, int] | None
     max_support: int
-    version: int
+    weights: str | None
     folder: str
 
     @classmethod
-    def from_answers(
-        cls, model_info: Mapping[str, Any], server_info: Mapping[str, Any], *, lineage: str = ""
-    ) -> ServerFacts:
-        """From `/model_info` and `/server_info`.
-
-        Args:
-            lineage: Whose weights are expected; see `parse_version`.
-        """
+    def from_answers(cls, model_info: Mapping[str, Any], server_info: Mapping[str, Any]) -> ServerFacts:
+        """From `/model_info` and `/server_info`."""
         return cls(
             context_length=int(server_info["max_req_input_len"]),
             vocab_size=vocab_size_of(model_info["model_path"]),
             tokens=tokens_of(model_info.get("tokenizer_path") or model_info["model_path"]),
             max_support=int(server_info["sampling_mask_max_tokens"]),
-            version=parse_version(model_info.get("weight_version"), lineage),
+            weights=model_info.get("weight_version"),
             folder=str(model_info["model_path"]),
         )
 

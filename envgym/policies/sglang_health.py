@@ -16,14 +16,14 @@ def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
     return _is_answered(url, "GET", "/health", timeout_s)
 
 
-def freeze_objects(url: str, timeout_s: float = 30.0) -> bool:
-    """Tells a server that the objects it has by now are there to stay; whether it obeyed.
+def freeze_objects(url: str, timeout_s: float = 30.0) -> None:
+    """Tells a server that the objects it has by now are there to stay.
 
     Its garbage collector then passes them over. Otherwise it walks through all of them at every flush of the cache,
     which on a CPU takes a third of a second. SGLang asks itself for this once it has warmed up; without a warm-up it
     does so before it listens, in vain (0.5.23).
     """
-    return _is_answered(url, "POST", "/freeze_gc", timeout_s)
+    _is_answered(url, "POST", "/freeze_gc", timeout_s)
 
 
 def _is_answered(url: str, method: str, path: str, timeout_s: float) -> bool:

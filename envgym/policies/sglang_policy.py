@@ -118,18 +118,17 @@ class SGLangPolicy:
         self._recovery_timeout_s, self._probe_timeout_s = recovery_timeout_s, probe_timeout_s
         self._lineage, self._model_folder = lineage, model_folder
         self._pool = ServerPool(clients, waiting="has not been given any weights yet" if lineage else None)
-        facts = [
-            ServerFacts.from_answers(client.model_info(), client.server_info(), lineage=lineage) for client in clients
-        ]
+        facts = [ServerFacts.from_answers(client.model_info(), client.server_info()) for client in clients]
         self._vocab_size, self._tokens = agreed_vocabulary(urls, facts, vocab_size=vocab_size, folder=model_folder)
         if model_folder is not None:
             check_architectures(urls, facts, model_folder)
         self._context_length = min(agreed_context(urls, facts), context_length or sys.maxsize)
         self._max_support = min(fact.max_support for fact in facts)
-        self._version = max(0, *(fact.version for fact in facts))
-        for server, fact in zip(self._pool.servers, facts, strict=True):
-            if not lineage and fact.version != self._version:
-                self._pool.take_out(server, self._stale(server, fact.version))
+        versions = [parse_version(fact.weights, lineage) for fact in facts]
+        self._version = max(0, *versions)
+        for server, held in zip(self._pool.servers, versions, strict=True):
+            if not lineage and held != self._version:
+                self._pool.take_out(server, self._stale(server, held))
         self._lock = threading.Lock()
         self._sessions: dict[int, ServedSession] = {}
         self._session_ids = itertools.count()
@@ -311,9 +310,7 @@ class SGLangPolicy:
             try:
                 with self._pool.running(server):
                     answer = await server.client.generate(body)
-                piece = parse_answer(
-                    answer, sampling, url=server.client.url, vocab_size=self._vocab_size, lineage=self._lineage
-                )
+                piece = parse_answer(answer, sampling, url=server.client.url, vocab_size=self._vocab_size)
             except asyncio.CancelledError:
                 await self._abort(server, request_id)
                 raise
@@ -386,13 +383,13 @@ class SGLangPolicy:
         server_info = await client.fetch("/server_info", timeout_s=limit)
         model_info = await client.fetch("/model_info", timeout_s=limit)
         # In a thread: the vocabulary of a large model takes a while to read, and turns on other servers go on.
-        facts = await asyncio.to_thread(ServerFacts.from_answers, model_info, server_info, lineage=self._lineage)
+        facts = await asyncio.to_thread(ServerFacts.from_answers, model_info, server_info)
         check_vocabulary(client.url, facts, self._vocab_size, self._tokens)
         if self._model_folder is not None:
             await asyncio.to_thread(check_architectures, [client.url], [facts], self._model_folder)
         if facts.context_length < self._context_length:
             raise ModelError(f"{client.url} has a context of {facts.context_length}, expected {self._context_length}")
-        held, version, callback = self._held(server, model_info.get("weight_version")), self._version, self.on_return
+        held, version, callback = self._held(server, facts.weights), self._version, self.on_return
         if held != version and callback is not None:
             try:
                 await asyncio.to_thread(callback, client, version)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envgym.errors import ServerError
+from envgym.policies.version_spans import append_span
 from envgym.policies.weight_version import parse_version
 from envgym.types import SamplingParams, VersionSpan
 
@@ -45,10 +46,7 @@ class Generation:
         if self.support is not None and piece.support is not None:
             self.support.extend(piece.support)
         for span in piece.version_spans:
-            first = start + span.start
-            if self.version_spans and self.version_spans[-1].version == span.version:
-                first = self.version_spans.pop().start
-            self.version_spans.append(VersionSpan(first, start + span.end, span.version))
+            append_span(self.version_spans, VersionSpan(start + span.start, start + span.end, span.version))
 
 
 def encode_tokens(token_ids: Sequence[int]) -> str:
@@ -129,9 +127,7 @@ def encode_sampling(sampling: SamplingParams, *, vocab_size: int, max_support: i
     }
 
 
-def parse_answer(
-    answer: Mapping[str, Any], sampling: SamplingParams, *, url: str, vocab_size: int, lineage: str = ""
-) -> Generation:
+def parse_answer(answer: Mapping[str, Any], sampling: SamplingParams, *, url: str, vocab_size: int) -> Generation:
     """What the server generated, checked.
 
     Args:
@@ -139,7 +135,6 @@ def parse_answer(
         sampling: How it was asked to draw.
         url: The server's address, for messages.
         vocab_size: Size of the vocabulary.
-        lineage: Whose weights are expected; see `parse_version`.
 
     Raises:
         Aborted: The generation was given up.
@@ -161,7 +156,7 @@ def parse_answer(
         check([pair[1] for pair in pairs] == token_ids, f"ids that are not those of its log-probabilities; {_BROKEN}")
         check(bool(token_ids), "no token")
         check(min(token_ids) >= 0 and max(token_ids) < vocab_size, f"a token outside the vocabulary [0, {vocab_size})")
-        spans = parse_spans(meta["weight_versions"], lineage)
+        spans = parse_spans(meta["weight_versions"])
         covered = [0, *(span.end for span in spans)]
         check(
             [span.start for span in spans] == covered[:-1] and covered[-1] == len(token_ids),
@@ -191,12 +186,9 @@ def parse_answer(
     return Generation(token_ids, [float(p) for p in logprobs], spans, support, num_prompt_tokens, cached)
 
 
-def parse_spans(spans: Sequence[Mapping[str, Any]], lineage: str = "") -> list[VersionSpan]:
+def parse_spans(spans: Sequence[Mapping[str, Any]]) -> list[VersionSpan]:
     """Version spans of the library from those of the server; neighbours of one version are one span."""
     parsed: list[VersionSpan] = []
     for span in spans:
-        start, version = int(span["start"]), parse_version(span["version"], lineage)
-        if parsed and parsed[-1].version == version and parsed[-1].end == start:
-            start = parsed.pop().start
-        parsed.append(VersionSpan(start, int(span["end"]), version))
+        append_span(parsed, VersionSpan(int(span["start"]), int(span["end"]), parse_version(span["version"])))
     return parsed

@@ -42,7 +42,7 @@ def test_a_tied_head_that_is_written_down_is_not_asked_of_the_server(sglang_serv
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    check_served_weights(SGLangClient(sglang_server.url), folder)
+    check_served_weights([SGLangClient(sglang_server.url)], folder)
 
 
 def test_several_files_are_one_set_of_weights(sglang_server, tiny_model_folder, other):
@@ -54,12 +54,12 @@ def test_several_files_are_one_set_of_weights(sglang_server, tiny_model_folder, 
         save_file({name: weights[name] for name in part}, other / file, metadata={"format": "pt"})
     index = {"weight_map": {name: file for file, part in halves.items() for name in part}}
     (other / "model.safetensors.index.json").write_text(json.dumps(index))
-    check_served_weights(SGLangClient(sglang_server.url), other)
+    check_served_weights([SGLangClient(sglang_server.url)], other)
 
 
 def test_parameters_that_cannot_be_told_from_here_are_not_compared(sglang_server, other, caplog):
     weights = load_file(other / "model.safetensors")
     weights["model.layers.0.rotary.inv_freq"] = weights["model.norm.weight"].clone()
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
-    check_served_weights(SGLangClient(sglang_server.url), other)
+    check_served_weights([SGLangClient(sglang_server.url)], other)
     assert "were not compared with those" in caplog.text and "inv_freq" in caplog.text
