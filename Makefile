@@ -48,7 +48,7 @@ lint: install ## style and types
 	cd $(TYPING) && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p envgym
 
 catalogue: install ## write docs/environments.md
-	$(BIN)/python -m envgym.catalogue
+	$(BIN)/python -m envgym.cli.catalogue
 
 bench: $(STAMP) ## speed of the embedded engine
 	$(BIN)/python tests/benchmarks/bench_engine.py

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envgym.agent import Action, Agent, Player, PromptTooLong
+from envgym.engines.base import Policy
 from envgym.env import TextEnv
 from envgym.errors import PromptLengthError
-from envgym.policies.base import Policy
 from envgym.rendering import Renderer, tools_for
 from envgym.types import SamplingParams
 

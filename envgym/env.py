@@ -15,7 +15,7 @@ from envgym.types import TruncationReason
 if TYPE_CHECKING:
     import numpy as np
 
-    from envgym.agent import Player
+    from envgym.player import Player
 
 
 class Step(NamedTuple):

@@ -28,8 +28,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     path = Path(folder)
     if not path.is_dir():
         raise ModelError(
-            f"The model folder '{path}' does not exist; create one with envgym.policies.tiny_model.create_model, or "
-            "download one with `hf download <model id> --local-dir <folder>`."
+            f"The model folder '{path}' does not exist; create one with "
+            "envgym.engines.embedded.tiny_model.create_model, or download one with "
+            "`hf download <model id> --local-dir <folder>`."
         )
     if not (path / "config.json").is_file():
         raise ModelError(

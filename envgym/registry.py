@@ -13,8 +13,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator, parse_env_id
 
 from envgym.env import TextEnv
-from envgym.errors import EnvGymError, UnknownIdError
-from envgym.suggestion import nearest
+from envgym.errors import EnvGymError, UnknownIdError, nearest
 from envgym.types import TruncationReason
 from envgym.wrappers import MaxTurns
 

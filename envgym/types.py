@@ -106,6 +106,13 @@ class VersionSpan:
     version: int
 
 
+def append_span(spans: list[VersionSpan], span: VersionSpan) -> None:
+    """Appends a span, or lengthens the last one where the new one goes on with the same version."""
+    if spans and spans[-1].version == span.version and spans[-1].end == span.start:
+        span = VersionSpan(spans.pop().start, span.end, span.version)
+    spans.append(span)
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What a policy returns for one prompt.

@@ -8,7 +8,7 @@ import sys
 
 import envgym
 from envgym.config import SGLangPolicyConfig
-from envgym.recipes import quickstart
+from envgym.training.recipes import quickstart
 
 run_dir = sys.argv[1] if len(sys.argv) > 1 else "runs/train_sglang"
 config = quickstart(run_dir).model_copy(update={"policy": SGLangPolicyConfig(urls=tuple(sys.argv[2:]))})

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from envgym.engines.sglang.install import sglang_python
 from envgym.errors import MissingDependencyError
-from envgym.policies.sglang_install import sglang_python
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from envgym.agent import Agent, Player
-from envgym.agent_registry import list_agents, make_agent
+from envgym.agents.registry import list_agents, make_agent
 from envgym.env import TextEnv
 from envgym.errors import EnvGymError, UnplayableError
 from envgym.evaluation.identity import agent_identity, env_identity

@@ -15,7 +15,7 @@ from envgym.learner.main_rank import on_main
 from envgym.learner.replacement import replace_folder
 from envgym.learner.sharding import is_main
 from envgym.model_folder import quiet
-from envgym.weight_sync.buckets import weight_buckets
+from envgym.weights import weight_buckets
 
 
 def export_model(folder: Path, learner: Learner, tokenizer: Any) -> Path:

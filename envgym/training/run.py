@@ -14,8 +14,8 @@ from envgym.learner.learner import Learner, weights_dtype
 from envgym.learner.sharding import is_main, pick_device, process_group
 from envgym.model_folder import load_model, load_tokenizer
 from envgym.model_folder import read_config as read_model_config
-from envgym.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, continuation, has_checkpoint, read_config
 from envgym.training.process_state import process_state_kept
+from envgym.training.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, continuation, has_checkpoint, read_config
 from envgym.training.tracebacks import SAID, raised_by_envgym, shortened
 from envgym.training.trainer import Trainer, TrainResult
 
@@ -35,7 +35,7 @@ def train(config: TrainConfig, *, resume: bool = False, progress: bool = True) -
         config: The run.
         resume: Continue the run in `config.run_dir` from its newest checkpoint. The metrics that follow are those that
             the uninterrupted run would have had. `config` may differ in what does not change what is learned
-            (`envgym.run_folder.CHANGEABLE`), for example in the addresses of servers.
+            (`envgym.training.run_folder.CHANGEABLE`), for example in the addresses of servers.
         progress: Show progress on standard error.
 
     Returns:
@@ -65,7 +65,7 @@ def train(config: TrainConfig, *, resume: bool = False, progress: bool = True) -
 
 
 def _train(config: TrainConfig, *, resume: bool, progress: bool) -> TrainResult:
-    from envgym.progress import ProgressDisplay  # rich moves the random state when it is imported
+    from envgym.training.progress import ProgressDisplay  # rich moves the random state when it is imported
 
     device = pick_device(config.device)
     with process_group(device) as mesh, ProgressDisplay(enabled=progress and is_main()) as display:
@@ -94,7 +94,10 @@ def _check_is_config(config: Any) -> None:
         return
     if isinstance(config, str | Path):
         got = f"the {type(config).__name__} {str(config)[:60]!r}"
-        hint = "call a function of envgym.recipes, or read a file: TrainConfig.model_validate_json(path.read_text())"
+        hint = (
+            "call a function of envgym.training.recipes, or read a file: "
+            "TrainConfig.model_validate_json(path.read_text())"
+        )
     else:
         got = f"a {type(config).__name__}"
         hint = "make one with TrainConfig(**fields)" if isinstance(config, dict) else "make one with TrainConfig(...)"

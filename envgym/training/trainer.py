@@ -16,6 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from envgym.agent import Agent
 from envgym.agents.policy_agent import PolicyAgent
 from envgym.config import NewModel, TrainConfig, WarmStartConfig
+from envgym.engines.embedded.policy import TorchPolicy
+from envgym.engines.embedded.tiny_model import create_model
+from envgym.engines.sglang.fleet import PolicyServers
+from envgym.engines.sglang.policy import SGLangPolicy
 from envgym.env import TextEnv
 from envgym.errors import PromptLengthError
 from envgym.evaluation.results import EnvironmentReport, summarise
@@ -26,24 +30,20 @@ from envgym.learner.main_rank import on_main
 from envgym.learner.samples import make_sample
 from envgym.learner.sharding import is_main
 from envgym.model_folder import load_model, load_tokenizer
-from envgym.policies.sglang_policy import SGLangPolicy
-from envgym.policies.tiny_model import create_model
-from envgym.policies.torch_policy import TorchPolicy
 from envgym.registry import make
 from envgym.rendering import make_renderer, tools_for
 from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
 from envgym.rollout.staleness import dropped_metrics, lag_metrics
 from envgym.rollout.tokenising import tokenise
-from envgym.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, RunFolder
 from envgym.training.episodes import IterationEpisodes
-from envgym.training.servers import PolicyServers
+from envgym.training.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, RunFolder
 from envgym.training.warm_start import imitate_agent
 from envgym.types import SamplingParams, Trajectory
-from envgym.weight_sync.buckets import push_weights
+from envgym.weights import push_weights
 
 if TYPE_CHECKING:
-    from envgym.progress import Phase, ProgressDisplay
+    from envgym.training.progress import Phase, ProgressDisplay
 
 _log = logging.getLogger(__name__)
 _LARGE_MISMATCH = 0.05

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from envgym.agent_registry import make_agent
+from envgym.agents.registry import make_agent
 from envgym.config import OptimizerConfig, WarmStartConfig
 from envgym.env import TextEnv
 from envgym.learner.learner import Learner
@@ -18,7 +18,7 @@ from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.types import Trajectory
 
 if TYPE_CHECKING:
-    from envgym.progress import ProgressDisplay
+    from envgym.training.progress import ProgressDisplay
 
 
 def imitate_agent(

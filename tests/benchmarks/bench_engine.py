@@ -23,9 +23,9 @@ from pathlib import Path
 
 import torch
 
+from envgym.engines.embedded.policy import TorchPolicy
+from envgym.engines.embedded.tiny_model import create_model
 from envgym.model_folder import load_model
-from envgym.policies.tiny_model import create_model
-from envgym.policies.torch_policy import TorchPolicy
 from envgym.types import SamplingParams
 
 BATCHES = (1, 16, 64, 256)

@@ -27,12 +27,12 @@ import torch
 
 import envgym
 from envgym.agents.policy_agent import PolicyAgent
+from envgym.engines import SGLangServer
+from envgym.engines.embedded.policy import TorchPolicy
+from envgym.engines.embedded.tiny_model import create_model
+from envgym.engines.sglang.client import SGLangClient
+from envgym.engines.sglang.policy import SGLangPolicy
 from envgym.model_folder import load_model, load_tokenizer
-from envgym.policies import SGLangServer
-from envgym.policies.sglang_client import SGLangClient
-from envgym.policies.sglang_policy import SGLangPolicy
-from envgym.policies.tiny_model import create_model
-from envgym.policies.torch_policy import TorchPolicy
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.types import SamplingParams, Trajectory

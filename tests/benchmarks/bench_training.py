@@ -18,9 +18,8 @@ from pathlib import Path
 
 from blind_learner import zeroed_bootstrap
 
-from envgym import recipes
 from envgym.config import TrainConfig
-from envgym.training import TrainResult, train
+from envgym.training import TrainResult, recipes, train
 
 Recipe = Callable[..., TrainConfig]
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
+from envgym.engines import SGLangServer
+from envgym.engines.embedded.tiny_model import create_model
+from envgym.engines.sglang.client import SGLangClient
+from envgym.engines.sglang.receivers import make_receivers
 from envgym.model_folder import load_model
-from envgym.policies import SGLangServer
-from envgym.policies.sglang_client import SGLangClient
-from envgym.policies.tiny_model import create_model
-from envgym.weight_sync.buckets import push_weights
-from envgym.weight_sync.receivers import make_receivers
+from envgym.weights import push_weights
 
 WAYS = ("tensors", "distributed", "disk")
 

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from envgym import Trajectory, Turn, evaluate
 from envgym.cli import main
+from envgym.cli.tables import comparison_table, print_tables
 from envgym.evaluation.comparison import compare
 from envgym.evaluation.metrics import paired_difference, student_t_975
 from envgym.evaluation.results_folder import EpisodeKey, EpisodeRecord, ResultsFolder
-from envgym.tables import comparison_table, print_tables
 
 ENVS = {"t/E-v0": {"max_turns": 5}, "t/F-v0": {"max_turns": 5}}
 

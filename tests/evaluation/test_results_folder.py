@@ -256,7 +256,7 @@ def test_other_settings_are_refused_and_named(tmp_path):
 
 
 def test_a_changed_model_in_the_same_folder_is_another_agent(tmp_path, monkeypatch):
-    from envgym import agent_registry
+    from envgym.agents import registry as agent_registry
 
     model, env_id = tmp_path / "model", registered("Fingerprint")
     model.mkdir()

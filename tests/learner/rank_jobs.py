@@ -14,7 +14,7 @@ from envgym.learner.batching import exchange_samples, plan_microbatches
 from envgym.learner.checkpoint import load_checkpoint, save_checkpoint
 from envgym.learner.model import Actor
 from envgym.learner.sharding import shard
-from envgym.weight_sync.buckets import weight_buckets
+from envgym.weights import weight_buckets
 
 SPLITS = {
     "even": lambda index: index % 2,

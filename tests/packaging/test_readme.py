@@ -12,8 +12,9 @@ import gymnasium
 import pytest
 
 import envgym
-from envgym import recipes
-from envgym.cli import _parser, main
+from envgym.cli import main
+from envgym.cli.command import _parser
+from envgym.training import recipes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -83,7 +84,7 @@ def test_the_python_of_the_readme_runs_from_top_to_bottom(a_folder_of_ones_own, 
 
 
 def envgym_agent(name):
-    from envgym.agent_registry import make_agent
+    from envgym.agents.registry import make_agent
 
     return make_agent(name)
 

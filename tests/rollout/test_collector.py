@@ -15,9 +15,9 @@ from fakes import Countdown, ScriptedPolicy, registered
 import envgym
 from envgym.agent import Agent, Player
 from envgym.agents.policy_agent import PolicyAgent
+from envgym.engines.embedded.policy import TorchPolicy
+from envgym.engines.embedded.tiny_model import byte_tokenizer, create_model
 from envgym.errors import CollectionError, UnplayableError
-from envgym.policies.tiny_model import byte_tokenizer, create_model
-from envgym.policies.torch_policy import TorchPolicy
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.rollout.episode import FunctionAgent, run_episode

@@ -12,8 +12,8 @@ import envgym
 from envgym import Step, TextEnv, Trajectory, TruncationReason, run_episode
 from envgym.agent import Action, Agent, Player, PromptTooLong
 from envgym.agents.policy_agent import PolicyAgent
+from envgym.engines.embedded.tiny_model import byte_tokenizer
 from envgym.errors import UnknownIdError, UnplayableError
-from envgym.policies.tiny_model import byte_tokenizer
 from envgym.rendering import ChatMLRenderer
 from envgym.types import Completion, SamplingParams
 

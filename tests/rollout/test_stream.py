@@ -10,8 +10,8 @@ import pytest
 from fakes import Countdown, ScriptedPolicy
 
 from envgym.agents.policy_agent import PolicyAgent
+from envgym.engines.embedded.tiny_model import byte_tokenizer
 from envgym.errors import CollectionError
-from envgym.policies.tiny_model import byte_tokenizer
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.rollout.episode import FunctionAgent

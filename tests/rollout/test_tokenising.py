@@ -6,10 +6,10 @@ import pytest
 from fakes import Countdown, ScriptedPolicy
 
 import envgym
-from envgym.agent_registry import make_agent
 from envgym.agents.policy_agent import PolicyAgent
+from envgym.agents.registry import make_agent
+from envgym.engines.embedded.tiny_model import byte_tokenizer
 from envgym.learner.samples import make_sample
-from envgym.policies.tiny_model import byte_tokenizer
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.episode import run_episode
 from envgym.rollout.tokenising import tokenise

@@ -17,10 +17,10 @@ from tiny_runs import metrics_of, tiny, trajectories_of
 from transformers import AutoModelForCausalLM
 
 from envgym import Trajectory
+from envgym.engines.embedded.tiny_model import create_model
 from envgym.errors import CollectionError, ModelError, UnknownIdError, UnplayableError
-from envgym.policies.tiny_model import create_model
-from envgym.run_folder import RunFolder, read_config, read_metrics
 from envgym.training import train
+from envgym.training.run_folder import RunFolder, read_config, read_metrics
 from envgym.training.trainer import Trainer
 
 SCRIPT = Path(__file__).parent.parent / "tiny_runs.py"

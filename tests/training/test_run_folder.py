@@ -8,8 +8,8 @@ import pytest
 
 from envgym.config import TrainConfig
 from envgym.errors import CheckpointError
-from envgym.recipes import quickstart
-from envgym.run_folder import CHANGEABLE, CHECKPOINTS, SERVERS, RunFolder, read_config
+from envgym.training.recipes import quickstart
+from envgym.training.run_folder import CHANGEABLE, CHECKPOINTS, SERVERS, RunFolder, read_config
 
 
 def test_a_run_that_never_reached_a_checkpoint_gives_way(tmp_path):

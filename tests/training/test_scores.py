@@ -11,17 +11,17 @@ from tiny_runs import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from envgym.agents.policy_agent import PolicyAgent
+from envgym.engines.embedded.policy import TorchPolicy
+from envgym.engines.embedded.tiny_model import create_model
 from envgym.errors import WeightSyncError
 from envgym.learner.export import export_model
 from envgym.learner.learner import Learner
 from envgym.learner.samples import collate, make_sample
 from envgym.learner.sharding import process_group
-from envgym.policies.tiny_model import create_model
-from envgym.policies.torch_policy import TorchPolicy
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.types import SamplingParams
-from envgym.weight_sync.buckets import push_weights, weight_buckets
+from envgym.weights import push_weights, weight_buckets
 
 SAMPLINGS = {
     "plain": {},

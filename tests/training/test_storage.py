@@ -10,8 +10,8 @@ from tiny_learner import make_trajectory
 from tiny_runs import tiny
 
 from envgym.errors import StorageError
-from envgym.run_folder import CHECKPOINTS, EVENTS, METRICS, TRAJECTORIES, RunFolder, continuation, read_metrics
 from envgym.training import train
+from envgym.training.run_folder import CHECKPOINTS, EVENTS, METRICS, TRAJECTORIES, RunFolder, continuation, read_metrics
 
 
 @pytest.fixture

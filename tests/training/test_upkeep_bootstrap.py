@@ -14,8 +14,8 @@ def trained_reward(folder: str, zeroed: bool) -> tuple[float, float]:
 
     from blind_learner import zeroed_bootstrap
 
-    from envgym.recipes import upkeep
     from envgym.training import train
+    from envgym.training.recipes import upkeep
 
     with zeroed_bootstrap() if zeroed else nullcontext():
         result = train(upkeep(Path(folder), seed=0), progress=False)

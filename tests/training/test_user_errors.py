@@ -10,13 +10,13 @@ from fakes import registered
 from tiny_runs import tiny
 
 import envgym
+from envgym.engines.embedded.tiny_model import create_model
 from envgym.errors import CheckpointError, CollectionError, ModelError, UnknownIdError
-from envgym.policies.tiny_model import create_model
-from envgym.recipes import RECIPES
 from envgym.rollout.seeds import FIRST_TRAINING_SEED
-from envgym.run_folder import CHECKPOINTS, RunFolder, continuation
 from envgym.training import train
+from envgym.training.recipes import RECIPES
 from envgym.training.run import _advice
+from envgym.training.run_folder import CHECKPOINTS, RunFolder, continuation
 from envgym.training.tracebacks import raised_by_envgym
 
 SHORT = {"num_iterations": 1, "warm_start": None, "evaluation": {"episodes": 2}, "kl": None}
@@ -34,7 +34,7 @@ def frames(error):
     ("given", "said"),
     [
         ({"run_dir": "r"}, r"not a dict; make one with TrainConfig\(\*\*fields\)"),
-        ("quickstart", "not the str 'quickstart'; call a function of envgym.recipes, or read a file"),
+        ("quickstart", "not the str 'quickstart'; call a function of envgym.training.recipes, or read a file"),
         (envgym.TrainConfig, r"not a ModelMetaclass; make one with TrainConfig\(\.\.\.\)"),
         (None, r"not a NoneType; make one with TrainConfig\(\.\.\.\)"),
     ],

@@ -1,0 +1,5 @@
+"""The `envgym` command."""
+
+from envgym.cli.command import main
+
+__all__ = ["main"]

@@ -1,0 +1,1 @@
+"""The embedded engine: generation with a cache over slots, in this process."""

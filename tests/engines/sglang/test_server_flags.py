@@ -1,0 +1,195 @@
+"""The flags a server is started with, and arguments that are refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envgym.cli import main
+from envgym.engines import SGLangServer, sglang_server
+from envgym.engines.sglang.flags import default_cpu_tokens, server_arguments
+from envgym.errors import ServerError
+
+TINY = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 1024,
+}
+QWEN3_0_6B = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 28,
+    "max_position_embeddings": 40960,
+}
+COMMON = [
+    *("--model-path", "models/m", "--served-model-name", "m"),
+    *("--sampling-defaults", "openai", "--random-seed", "0", "--log-level-http", "warning"),
+]
+
+
+def flags(device: Any = "cuda", **changes: Any) -> list[str]:
+    return server_arguments(Path("models/m"), device, config=TINY, **changes)
+
+
+def without_device(arguments: list[str], device: str) -> list[str]:
+    where = arguments.index("--device")
+    assert arguments[where + 1] == device
+    return arguments[:where] + arguments[where + 2 :]
+
+
+def test_a_gpu_of_its_own_is_nearly_filled_and_computes_in_bfloat16() -> None:
+    expected = [*COMMON, "--dtype", "bfloat16", "--mem-fraction-static", "0.85"]
+    assert without_device(flags("cuda"), "cuda") == expected
+
+
+def test_a_shared_gpu_leaves_room_for_the_learner() -> None:
+    arguments = flags("cuda", memory_saver=True)
+    assert arguments[-3:] == ["--mem-fraction-static", "0.6", "--enable-memory-saver"]
+    assert "0.5" in flags("cuda", memory_saver=True, mem_fraction=0.5)
+
+
+def test_what_is_asked_for_on_a_gpu_is_passed_on() -> None:
+    arguments = flags(
+        "cuda",
+        dtype="float16",
+        context_length=4096,
+        mem_fraction=0.7,
+        max_total_tokens=100_000,
+        max_running_requests=64,
+        deterministic=True,
+        tensor_parallel=2,
+        tokenizer=False,
+        seed=3,
+    )
+    text = " ".join(arguments)
+    for wanted in (
+        "--dtype float16",
+        "--context-length 4096",
+        "--mem-fraction-static 0.7",
+        "--max-total-tokens 100000",
+        "--max-running-requests 64",
+        "--enable-deterministic-inference",
+        "--tp-size 2",
+        "--skip-tokenizer-init",
+        "--random-seed 3",
+    ):
+        assert wanted in text
+    assert "--enable-memory-saver" not in text
+
+
+def test_a_server_on_a_cpu_needs_no_compiled_kernels() -> None:
+    expected = [
+        *COMMON,
+        *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--dtype", "float32"),
+        *("--disable-overlap-schedule", "--sleep-on-idle", "--max-total-tokens", "262144"),
+        *("--max-running-requests", "256", "--skip-server-warmup"),
+    ]
+    assert without_device(flags("cpu"), "cpu") == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_radix_cache_stays_on(device: str) -> None:
+    assert not any("radix" in word for word in flags(device))
+
+
+def test_the_cache_on_a_cpu_fits_into_two_gibibytes_and_holds_one_context() -> None:
+    assert default_cpu_tokens(TINY) == 262_144
+    small_context = {**QWEN3_0_6B, "max_position_embeddings": 2048}
+    assert default_cpu_tokens(small_context) == 2 * 2**30 // (2 * 4 * 28 * 8 * 128)
+    assert default_cpu_tokens(QWEN3_0_6B) == 40_960
+    assert default_cpu_tokens(QWEN3_0_6B, context_length=20_000) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("device", "change", "message"),
+    [
+        ("tpu", {}, "device must be 'cpu' or 'cuda', got 'tpu'"),
+        ("cuda", {"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
+        ("cuda", {"mem_fraction": 85}, "between 0 and 1, got 85"),
+        ("cuda", {"tensor_parallel": 0}, "tensor_parallel must be at least 1, got 0"),
+        ("cpu", {"deterministic": True}, "deterministic needs device='cuda'"),
+        ("cpu", {"memory_saver": True}, "memory_saver needs device='cuda'"),
+        ("cpu", {"mem_fraction": 0.5}, "on a CPU the cache is set by max_total_tokens"),
+        ("cpu", {"tensor_parallel": 2}, "on a CPU start several servers"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(device: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        flags(device, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"port": 29_999_999}, r"port must be a whole number from 1 to 65535; None \(--port 0\) .*, got 29999999"),
+        ({"port": -3}, "port must be .*, got -3"),
+        ({"port": 0}, "port must be .*, got 0"),
+        ({"port": "30000"}, "port must be .*, got '30000'"),
+        ({"port": True}, "port must be .*, got True"),
+        ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
+        ({"threads": -2}, "threads must be"),
+        ({"context_length": 0}, "context_length must be"),
+        ({"max_total_tokens": 0}, "max_total_tokens must be"),
+        ({"max_running_requests": 0}, "max_running_requests must be"),
+        ({"max_running_requests": 2.5}, "max_running_requests must be a whole number of at least 1, got 2.5"),
+        ({"seed": -1}, "seed must be a whole number from 0 to 4294967295, got -1"),
+        ({"seed": 2**32}, "seed must be"),
+        ({"startup_timeout_s": -1.0}, r"startup_timeout_s \(--timeout\) must be above 0 s, got -1"),
+        ({"startup_timeout_s": float("nan")}, "startup_timeout_s"),
+        ({"host": "203.0.113.7"}, "host must be an IPv4 address of this machine, .*, got '203.0.113.7'"),
+        ({"host": "::1"}, "host must be"),
+        ({"host": "a..b"}, "host must be"),
+        ({"host": "203.0.113.7", "port": 30_000}, "host must be"),
+        ({"extra_args": "--enable-metrics"}, "extra_args must be a list"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(tiny_model_folder: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SGLangServer(tiny_model_folder, "cpu", **change)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--port", "29999999"),
+        ("--port", "-3"),
+        ("--threads", "0"),
+        ("--context-length", "0"),
+        ("--max-total-tokens", "-1"),
+        ("--max-running-requests", "0"),
+        ("--seed", "-1"),
+        ("--timeout", "-1"),
+        ("--timeout", "nan"),
+        ("--host", "203.0.113.7"),
+        ("--tp", "0"),
+    ],
+)
+def test_the_command_says_so_in_one_line(
+    tiny_model_folder: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tiny_model_folder), "--device", "cpu", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("envgym: ") and " must be " in line
+
+
+def test_they_are_refused_before_anything_is_installed(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "venv"))
+    assert main(["serve", str(tiny_model_folder), "--install", "--device", "cpu", "--port", "-3"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_is_not_for_everybody_is_not_called_taken(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang_server, "sglang_python", lambda device: Path("python"))
+    server = SGLangServer(tiny_model_folder, "cpu", port=80)
+    monkeypatch.setattr(sglang_server, "bind_error", lambda host, port: PermissionError(13, "Permission denied"))
+    with pytest.raises(ServerError, match=r"Port 80 of 127.0.0.1 cannot be listened on \(Permission denied\); choose"):
+        server.launch()

@@ -1,0 +1,335 @@
+"""SGLang's virtual environment: when it counts as installed, what a server's process sees of this one, and what a model
+folder must have."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envgym.cli import main
+from envgym.engines import SGLangServer
+from envgym.engines.sglang import install as sglang_install
+from envgym.engines.sglang.install import (
+    REQUIREMENTS,
+    SGLANG_VERSION,
+    STAMP,
+    STAND_IN,
+    install,
+    server_environment,
+    sglang_python,
+    venv_folder,
+)
+from envgym.engines.sglang.served_model import check_served_model
+from envgym.errors import MissingDependencyError, ModelError
+
+
+@pytest.fixture
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like a finished installation for the CPU."""
+    folder = tmp_path / "venv"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "lib" / "python3.11" / "site-packages" / f"sglang-{SGLANG_VERSION}.dist-info").mkdir(parents=True)
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
+    sglang_install._write_stamp(folder, "cpu", finished=True)
+    return folder
+
+
+@pytest.fixture
+def own_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A virtual environment of the user's, named in the place of one for SGLang."""
+    folder = tmp_path / "own"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
+    return folder
+
+
+def test_a_finished_installation_is_found_and_left_alone(finished: Path) -> None:
+    before = (finished / STAMP).read_bytes()
+    assert sglang_python("cpu") == finished / "bin" / "python"
+    assert install("cpu") == finished / "bin" / "python"
+    assert (finished / STAMP).read_bytes() == before
+
+
+def test_one_that_was_interrupted_before_its_last_step_does_not_count(finished: Path) -> None:
+    sglang_install._write_stamp(finished, "cpu", finished=False)
+    with pytest.raises(MissingDependencyError, match="was not finished; run `envgym serve --install --device cpu`"):
+        sglang_python("cpu")
+
+
+def test_another_version_is_named_with_the_one_that_is_needed(finished: Path) -> None:
+    packages = finished / "lib" / "python3.11" / "site-packages"
+    (packages / f"sglang-{SGLANG_VERSION}.dist-info").rename(packages / "sglang-0.4.9.dist-info")
+    with pytest.raises(
+        MissingDependencyError, match=f"holds SGLang 0.4.9, but envgym is made for {SGLANG_VERSION}; run `envgym serve"
+    ):
+        sglang_python("cpu")
+
+
+@pytest.mark.parametrize(("field", "value"), [("sglang", "0.4.9"), ("requirements", "0"), ("device", "cuda")])
+def test_a_stamp_of_another_installation_does_not_count(finished: Path, field: str, value: str) -> None:
+    stamp = json.loads((finished / STAMP).read_text())
+    (finished / STAMP).write_text(json.dumps({**stamp, field: value}))
+    with pytest.raises(MissingDependencyError, match="envgym serve --install --device cpu"):
+        sglang_python("cpu")
+
+
+def test_the_command_says_how_to_install_it(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "nothing"))
+    assert main(["serve", str(tiny_model_folder), "--device", "cpu", "--port", "0"]) == 2
+    assert "run `envgym serve --install --device cpu`" in capsys.readouterr().err
+
+
+def test_a_failed_installation_does_not_count_and_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "venv"
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
+    monkeypatch.setitem(REQUIREMENTS, "cpu", ("--no-index", "--find-links", str(tmp_path), "no-such-package"))
+    with pytest.raises(MissingDependencyError, match=r"pip failed \(exit status 1.*no-such-package"):
+        install("cpu")
+    assert json.loads((folder / STAMP).read_text())["unfinished"]
+    with pytest.raises(MissingDependencyError, match="was not finished"):
+        sglang_python("cpu")
+
+
+def test_an_unfinished_one_that_does_not_work_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "venv"
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text("cut off")
+    sglang_install._write_stamp(folder, "cpu", finished=False)
+    monkeypatch.setitem(REQUIREMENTS, "cpu", ("--no-index", "--find-links", str(tmp_path), "no-such-package"))
+    with pytest.raises(MissingDependencyError, match="pip failed"):
+        install("cpu")
+    assert (folder / "pyvenv.cfg").is_file()
+
+
+def test_an_environment_that_envgym_did_not_make_is_not_taken_for_an_unfinished_one(own_venv: Path) -> None:
+    with pytest.raises(
+        MissingDependencyError,
+        match=f"'{own_venv}' holds no SGLang {SGLANG_VERSION} that envgym installed.*unset ENVGYM_SGLANG_VENV, or",
+    ):
+        sglang_python("cpu")
+
+
+def test_nothing_is_installed_into_it(own_venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--install", "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a virtual environment that envgym did not make; unset ENVGYM_SGLANG_VENV" in line
+    assert sorted(entry.name for entry in own_venv.iterdir()) == ["bin", "pyvenv.cfg"]
+    assert list(own_venv.parent.iterdir()) == [own_venv]
+
+
+def test_a_folder_that_is_something_else_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "thesis"))
+    for use in (install, sglang_python):
+        with pytest.raises(MissingDependencyError, match="something that envgym did not make; unset"):
+            use("cpu")
+    assert (tmp_path / "thesis" / "chapter.txt").exists()
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "thesis" / "chapter.txt"))
+    with pytest.raises(MissingDependencyError, match="something that envgym did not make"):
+        sglang_python("cpu")
+
+
+def test_one_in_the_cache_is_to_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENVGYM_SGLANG_VENV", raising=False)
+    monkeypatch.setenv("ENVGYM_CACHE", str(tmp_path))
+    venv_folder("cpu").mkdir()
+    (venv_folder("cpu") / "file").touch()
+    with pytest.raises(MissingDependencyError, match="remove it, or name another folder in ENVGYM_SGLANG_VENV"):
+        install("cpu")
+
+
+def test_where_it_is_installed_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENVGYM_SGLANG_VENV", "ENVGYM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    name = f"sglang-{SGLANG_VERSION}-cuda"
+    assert venv_folder("cuda") == Path.home() / ".cache" / "envgym" / name
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert venv_folder("cuda") == tmp_path / "xdg" / "envgym" / name
+    monkeypatch.setenv("ENVGYM_CACHE", str(tmp_path / "cache"))
+    assert venv_folder("cuda") == tmp_path / "cache" / name
+
+
+def test_every_package_for_the_cpu_has_one_version_and_sglang_the_tested_one() -> None:
+    lines = [line for line in Path(REQUIREMENTS["cpu"][-1]).read_text().splitlines() if not line.startswith("#")]
+    assert all(line.count("==") == 1 for line in lines)
+    assert f"sglang=={SGLANG_VERSION}" in lines
+    assert REQUIREMENTS["cuda"] == (f"sglang=={SGLANG_VERSION}",)
+
+
+def test_a_server_sees_the_stand_in_on_a_cpu_only_and_nothing_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PYTHONPATH": "mine", "RANK": "1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("no_proxy", "example.org")
+    cpu, cuda = server_environment("cpu", 2), server_environment("cuda")
+    assert cpu["PYTHONPATH"] == str(STAND_IN)
+    assert "PYTHONPATH" not in cuda
+    assert (cpu["OMP_NUM_THREADS"], cpu["SGLANG_USE_CPU_ENGINE"]) == ("2", "1")
+    assert not {"OMP_NUM_THREADS", "SGLANG_USE_CPU_ENGINE"} & set(cuda)
+    for environment in (cpu, cuda):
+        assert not {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & set(environment)
+        assert environment["no_proxy"] == "example.org,127.0.0.1,localhost"
+        assert environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
+
+
+def test_any_kernel_can_be_imported_from_the_stand_in_and_none_can_be_called() -> None:
+    program = """
+import multiprocessing
+import sgl_kernel, sgl_kernel.kvcacheio
+from sgl_kernel import verify_tree_greedy_cpu
+from sgl_kernel.scalar_type import scalar_types
+assert not hasattr(sgl_kernel, "__version__")
+scalar_types.uint4b8
+multiprocessing.set_start_method("spawn", force=True)
+assert multiprocessing.get_start_method() == "fork"
+try:
+    verify_tree_greedy_cpu(1)
+except NotImplementedError as error:
+    print(error)
+"""
+    environment = {**server_environment("cpu")}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert "sgl_kernel.verify_tree_greedy_cpu is a compiled kernel" in result.stdout, result.stderr
+
+
+def test_importing_the_stand_in_by_another_name_changes_nothing() -> None:
+    import envgym.engines.sglang.stand_in.sgl_kernel
+    import envgym.engines.sglang.stand_in.sitecustomize  # noqa: F401
+
+    assert multiprocessing.set_start_method.__module__ == "multiprocessing.context"
+    assert not any(type(finder).__module__.startswith("envgym.engines.sglang.stand_in") for finder in sys.meta_path)
+
+
+def test_a_model_folder_that_cannot_be_served_is_refused_before_anything_starts(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        SGLangServer(tmp_path / "nowhere", "cpu")
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_folder, folder)
+    assert check_served_model(folder)["model_type"] == "qwen3"
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    with pytest.raises(ModelError, match=r"Vocabulary mismatch.*ids up to 262 but the model's vocab_size is 100"):
+        check_served_model(folder)
+    check_served_model(folder, tokenizer=False)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"no tokenizer.*--no-tokenizer"):
+        check_served_model(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no weights \(\*\.safetensors\)"):
+        check_served_model(folder, tokenizer=False)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        check_served_model(folder)
+
+
+def damage(file: Path, fault: str) -> None:
+    """Does to a file what bad downloads do."""
+    content = file.read_bytes()
+    faults = {
+        "cut in the data": content[:-1],
+        "cut in the header": content[:40],
+        "cut in the length": content[:5],
+        "something after it": content + b"0",
+        "header without JSON": content[:8] + b"x" * (len(content) - 8),
+        "header without offsets": (2).to_bytes(8, "little") + b"[]",
+        "empty": b"",
+        "a web page": b"<!DOCTYPE html><html>not found</html>",
+        "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
+    }
+    file.write_bytes(faults[fault])
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path, tiny_model_folder: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(tiny_model_folder, tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "cut in the data",
+            r"is cut off: \d+ bytes, where its header says \d+; download or copy model.safetensors again",
+        ),
+        ("cut in the header", r"is cut off: 40 bytes, of which the header alone takes \d+"),
+        ("cut in the length", r"is no safetensors file \(its header has no valid length\)"),
+        ("something after it", "is too long"),
+        ("header without JSON", r"is no safetensors file \(its header cannot be read\)"),
+        ("header without offsets", r"is no safetensors file \(its header cannot be read\)"),
+        ("empty", "is empty; download or copy"),
+        ("a web page", "is no safetensors file"),
+        ("pointer", "is a git-lfs pointer and not the file itself; run `git lfs pull`"),
+    ],
+)
+def test_damaged_weights_are_named_before_anything_starts(model_folder: Path, fault: str, message: str) -> None:
+    damage(model_folder / "model.safetensors", fault)
+    with pytest.raises(ModelError, match=f"'{model_folder}/model.safetensors' {message}"):
+        check_served_model(model_folder)
+
+
+def test_the_command_names_them_in_one_line(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(model_folder / "model.safetensors", "cut in the data")
+    assert main(["serve", str(model_folder), "--device", "cpu", "--port", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"envgym: '{model_folder}/model.safetensors' is cut off")
+
+
+def test_every_part_of_the_weights_must_be_there(model_folder: Path) -> None:
+    whole, index = model_folder / "model.safetensors", model_folder / "model.safetensors.index.json"
+    parts = [model_folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for part in parts:
+        shutil.copyfile(whole, part)
+    whole.unlink()
+    index.write_text(json.dumps({"weight_map": {"a": parts[0].name, "b": parts[1].name}}))
+    check_served_model(model_folder)
+    damage(parts[1], "cut in the data")
+    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors' is cut off"):
+        check_served_model(model_folder)
+    parts[1].unlink()
+    missing = r"model-00002-of-00002.safetensors' cannot be read \(No such file or directory\); download"
+    with pytest.raises(ModelError, match=missing):
+        check_served_model(model_folder)
+    index.unlink()
+    with pytest.raises(ModelError, match=missing):  # the other part's name says so
+        check_served_model(model_folder)
+    for content, message in (("{", "is not valid JSON"), ("{}", "has no weight_map"), ("", "is empty")):
+        index.write_text(content)
+        with pytest.raises(ModelError, match=f"index.json' {message}.*again"):
+            check_served_model(model_folder)
+
+
+def test_a_link_to_weights_that_are_gone_is_named(model_folder: Path) -> None:
+    (model_folder / "model.safetensors").rename(model_folder / "blob")
+    (model_folder / "model.safetensors").symlink_to("blob")
+    check_served_model(model_folder)
+    (model_folder / "blob").unlink()
+    with pytest.raises(ModelError, match=r"model.safetensors' cannot be read"):
+        check_served_model(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("cut in the data", "is not valid JSON"), ("empty", "is empty"), ("pointer", "is a git-lfs pointer")],
+)
+def test_a_damaged_tokenizer_is_named_too(model_folder: Path, fault: str, message: str) -> None:
+    damage(model_folder / "tokenizer.json", fault)
+    check_served_model(model_folder, tokenizer=False)
+    with pytest.raises(ModelError, match=f"tokenizer.json' {message}"):
+        check_served_model(model_folder)
