@@ -41,6 +41,11 @@ class EmbeddedPolicyConfig(Section):
 
     kind: Literal["embedded"] = "embedded"
 
+    @property
+    def beside_learner(self) -> bool:
+        """Whether it can sample while the learner works."""
+        return False
+
 
 class SGLangPolicyConfig(Section):
     """The policy is served by SGLang: by servers that run already, or by one that each rank starts."""
@@ -73,6 +78,17 @@ class SGLangPolicyConfig(Section):
     recovery_timeout_s: float = Field(
         60.0, ge=0, description="How long a turn waits for a server to come back when none answers."
     )
+
+    @property
+    def beside_learner(self) -> bool:
+        """Whether it can sample while the learner works."""
+        return not self.colocated
+
+    @model_validator(mode="after")
+    def _colocated_servers_are_started(self) -> SGLangPolicyConfig:
+        if self.urls and self.colocated:
+            raise ValueError("policy.colocated is for servers that the run starts; leave policy.urls empty")
+        return self
 
 
 class EnvConfig(Section):
@@ -312,13 +328,11 @@ class TrainConfig(Section):
                 f"rollout.episodes_per_iteration ({self.rollout.episodes_per_iteration}) is smaller than "
                 f"update.num_minibatches ({self.update.num_minibatches}); every minibatch needs an episode"
             )
-        if self.rollout.max_policy_lag and (self.policy.kind != "sglang" or self.policy.colocated):
+        if self.rollout.max_policy_lag and not self.policy.beside_learner:
             raise ValueError(
                 f"rollout.max_policy_lag ({self.rollout.max_policy_lag}) above 0 samples while the learner works: it "
                 f"needs policy.kind 'sglang' with servers that are not colocated"
             )
-        if self.policy.kind == "sglang" and self.policy.urls and self.policy.colocated:
-            raise ValueError("policy.colocated is for servers that the run starts; leave policy.urls empty")
         kl = self.kl
         if kl is not None and kl.target is not None and self.rollout.episodes_per_iteration >= 5 * kl.horizon:
             raise ValueError(

@@ -19,7 +19,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Files of which one holds the tokenizer."""
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+def read_model_config(folder: str | Path) -> dict[str, Any]:
     """The `config.json` of a model folder.
 
     Raises:
@@ -72,7 +72,7 @@ def load_model(folder: str | Path, dtype: torch.dtype | None = None) -> PreTrain
         ModelError: The folder is missing or incomplete, its weights do not fit its configuration, or transformers
             cannot load it.
     """
-    read_config(folder)
+    read_model_config(folder)
     if not _has_any(Path(folder), _WEIGHTS):
         raise ModelError(
             f"'{folder}' has a config.json but no weights (*.safetensors); copy the weight files into it too."
@@ -104,7 +104,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         ModelError: The folder or its tokenizer is missing, or the tokenizer has ids that the model has no embedding for
             ("vocabulary mismatch").
     """
-    config = read_config(folder)
+    config = read_model_config(folder)
     if not _has_any(Path(folder), TOKENIZERS):
         raise ModelError(f"'{folder}' has no tokenizer (tokenizer.json); copy the model's tokenizer files into it.")
     from transformers import AutoTokenizer

@@ -86,17 +86,22 @@ def weight_buckets(module: nn.Module, *, max_bytes: int = BUCKET_BYTES) -> Itera
         yield bucket
 
 
-def check_weights(module: nn.Module, receivers: Sequence[WeightReceiver]) -> None:
-    """Asks every receiver of every rank whether the parameters of a module fit it; a collective that changes nothing.
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Name and whole shape of every parameter of a (sharded) module."""
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def check_weights(shapes: Shapes, receivers: Sequence[WeightReceiver]) -> None:
+    """Asks every receiver of every rank whether parameters fit it; a collective that changes nothing.
 
     Args:
-        module: The model, under the names the receivers know.
+        shapes: The parameters, under the names the receivers know.
         receivers: Policies of this rank; may be empty.
 
     Raises:
         WeightSyncError: A receiver of some rank holds other parameters. Raised on every rank.
     """
-    _checked(module, receivers).agree("The policy cannot be given the weights of the model that is trained")
+    _checked(shapes, receivers).agree("The policy cannot be given the weights of the model that is trained")
 
 
 @torch.no_grad()
@@ -119,7 +124,7 @@ def push_weights(
         WeightSyncError: A receiver of some rank was offered other parameters than it holds, or failed. Raised on every
             rank.
     """
-    outcome = _checked(module, receivers)
+    outcome = _checked(shapes_of(module), receivers)
     outcome.agree(f"Weights of version {version} were not sent")
     try:
         outcome.each(lambda receiver: receiver.begin_update())
@@ -134,10 +139,9 @@ def push_weights(
     outcome.agree(f"Weights of version {version} did not reach every policy")
 
 
-def _checked(module: nn.Module, receivers: Sequence[WeightReceiver]) -> _Outcome:
-    """What the receivers say to the parameters of a module."""
+def _checked(shapes: Shapes, receivers: Sequence[WeightReceiver]) -> _Outcome:
+    """What the receivers say to parameters."""
     outcome = _Outcome(receivers)
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     outcome.each(lambda receiver: receiver.check_parameters(shapes))
     return outcome
 

@@ -1,11 +1,18 @@
-"""The contract of a policy: token ids in, sampled token ids and their log-probabilities out."""
+"""The contracts of what samples: `Policy` (token ids in, sampled ids out) and `Engine` (a policy plus its life)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from envgym.types import Completion, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 @runtime_checkable
@@ -47,3 +54,71 @@ class Policy(Protocol):
         Raises:
             ValueError: An id is outside the vocabulary, the prompt is empty, or it leaves no room in the context.
         """
+
+
+class Engine(ABC):
+    """A policy plus its life in a training run, seen from one rank.
+
+    Making an engine, `sync` and `close` are collectives of all ranks. The trainer moves the learner's memory; `sleep`
+    and `wake` move the engine's only.
+
+    Attributes:
+        policy: What this rank samples from.
+        shares_memory: Whether engine and learner take turns with the device's memory: `sleep` comes before the learner
+            works, `wake` and then `sync` come after it.
+        recoverable: Whether what samples may be lost and come back, as servers do. Episodes that were lost with it are
+            then played again, after a `sync` with the same version.
+    """
+
+    policy: Policy
+    shares_memory: bool = False
+    recoverable: bool = False
+
+    @abstractmethod
+    def sync(self, module: nn.Module, version: int) -> None:
+        """Gives what samples the present weights of a module. Repeating a version is harmless.
+
+        On return everything in service samples with these weights and records this version; what could not take them
+        is out of service.
+
+        Args:
+            module: The model that is trained, sharded or not, under its Hugging Face names.
+            version: Number of the completed update.
+
+        Raises:
+            WeightSyncError: A rank is left with nothing to sample from, or the parameters do not fit.
+        """
+
+    def sleep(self) -> None:  # noqa: B027 - most engines need none
+        """Gives the device's memory up; nothing is sampled until `wake` and `sync`."""
+
+    def wake(self) -> None:  # noqa: B027 - most engines need none
+        """Takes the memory back; what it holds is undefined until the next `sync`."""
+
+    def close(self) -> None:  # noqa: B027 - most engines need none
+        """Frees what the engine holds and stops what it started."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What an engine is made from, besides its own section of the configuration.
+
+    Attributes:
+        model_dir: The model that is trained, in Hugging Face format.
+        folder: For logs and other files of the engine, in the run folder; made by whoever needs it.
+        device: Device of this rank's learner.
+        dtype: Arithmetic of the learner: "float32", "float64" or "bfloat16".
+        concurrency: Episodes of one iteration that this rank plays at once.
+        max_policy_lag: Iterations that may be played ahead, while the learner works.
+        deterministic: Whether what is sampled must not depend on timing, where the engine can do that.
+        seed: Seed of the run.
+    """
+
+    model_dir: Path
+    folder: Path
+    device: torch.device
+    dtype: str
+    concurrency: int
+    max_policy_lag: int = 0
+    deterministic: bool = True
+    seed: int = 0

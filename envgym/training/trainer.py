@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from envgym.agent import Agent
 from envgym.agents.policy_agent import PolicyAgent
 from envgym.config import NewModel, TrainConfig, WarmStartConfig
-from envgym.engines.embedded.policy import TorchPolicy
+from envgym.engines import EngineSetup, make_engine
+from envgym.engines.base import Engine
 from envgym.engines.embedded.tiny_model import create_model
-from envgym.engines.sglang.fleet import PolicyServers
-from envgym.engines.sglang.policy import SGLangPolicy
 from envgym.env import TextEnv
 from envgym.errors import PromptLengthError
 from envgym.evaluation.results import EnvironmentReport, summarise
@@ -37,10 +37,9 @@ from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
 from envgym.rollout.staleness import dropped_metrics, lag_metrics
 from envgym.rollout.tokenising import tokenise
 from envgym.training.episodes import IterationEpisodes
-from envgym.training.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, RunFolder
+from envgym.training.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, SERVERS, RunFolder
 from envgym.training.warm_start import imitate_agent
 from envgym.types import SamplingParams, Trajectory
-from envgym.weights import push_weights
 
 if TYPE_CHECKING:
     from envgym.training.progress import Phase, ProgressDisplay
@@ -95,20 +94,21 @@ class Trainer:
         self._make_env(config.env.max_turns).close()
         if not isinstance(config.model, NewModel):
             make_renderer(load_tokenizer(config.model.path), config.renderer)
-        self.folder = self._open_folder()
-        model_dir = self._model_folder()
-        self.tokenizer = load_tokenizer(model_dir)
-        self.renderer = make_renderer(self.tokenizer, config.renderer)
-        self.collectors: list[Collector] = []
-        self.episodes: IterationEpisodes | None = None
-        self.servers: PolicyServers | None = None
+        self._opened = ExitStack()
         try:
-            self.policy = self._policy(model_dir)
+            self.folder = self._open_folder()
+            if self.folder is not None:
+                self._opened.callback(self.folder.close)
+            model_dir = self._model_folder()
+            self.tokenizer = load_tokenizer(model_dir)
+            self.renderer = make_renderer(self.tokenizer, config.renderer)
+            # Before the learner is on the device: an engine that shares it measures how much memory is free.
+            self.engine = self._engine(model_dir)
+            self._opened.callback(self.engine.close)
             self._check_prompt()
+            if self.engine.shares_memory:
+                self.engine.sleep()
             self.learner = Learner(load_model(model_dir, weights_dtype(config)), config, mesh=mesh, device=device)
-            if self.servers is not None:
-                self.servers.check(self.learner)
-                self.servers.sleep(self.learner)
         except BaseException:
             self.close()
             raise
@@ -129,19 +129,19 @@ class Trainer:
         on_main(lambda: folder.exists() or create_model(folder, seed=self.config.seed, **settings))
         return folder
 
-    def _policy(self, model_dir: Path) -> SGLangPolicy | TorchPolicy:
-        config = self.config
-        if config.policy.kind == "sglang":
-            # Before the learner is on the device: a server that shares it measures how much memory is free.
-            self.servers = PolicyServers(config, model_dir, device=self.device)
-            return self.servers.policy
-        return TorchPolicy(
-            model_dir,
-            max_concurrency=config.rollout.concurrency,
+    def _engine(self, model_dir: Path) -> Engine:
+        rollout = self.config.rollout
+        setup = EngineSetup(
+            model_dir=model_dir,
+            folder=self.config.run_dir / SERVERS,
             device=self.device,
-            dtype=getattr(torch, config.dtype),
-            deterministic=config.rollout.deterministic,
+            dtype=self.config.dtype,
+            concurrency=rollout.concurrency,
+            max_policy_lag=rollout.max_policy_lag,
+            deterministic=rollout.deterministic,
+            seed=self.config.seed,
         )
+        return make_engine(self.config.policy, setup)
 
     def _check_prompt(self) -> None:
         """Renders first prompts until one fits, so that a context too short for all is known before any work."""
@@ -178,22 +178,15 @@ class Trainer:
             overlong_penalty=overlong_penalty,
             step_timeout_s=rollout.step_timeout_s,
         )
-        self.collectors.append(collector)
+        self._opened.callback(collector.close)
         return collector
 
     def _training_envs(self) -> Collector:
         return self._collector(self.config.env.max_turns, self.config.rollout.overlong_penalty)
 
     def close(self) -> None:
-        """Ends episodes under way, closes environments and files, and stops servers that were started."""
-        if self.episodes is not None:
-            self.episodes.close()
-        for collector in self.collectors:
-            collector.close()
-        if self.servers is not None:
-            self.servers.close()
-        if self.folder is not None:
-            self.folder.close()
+        """Closes what was opened, the last first: episodes under way, environments, the engine, files."""
+        self._opened.close()
 
     def agent(self, *, greedy: bool = False) -> PolicyAgent:
         """The policy being trained, as an agent."""
@@ -204,7 +197,7 @@ class Trainer:
             top_k=rollout.top_k,
             top_p=rollout.top_p,
         )
-        return PolicyAgent(self.policy, self.renderer, sampling, name="greedy" if greedy else "sampled")
+        return PolicyAgent(self.engine.policy, self.renderer, sampling, name="greedy" if greedy else "sampled")
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
@@ -217,21 +210,22 @@ class Trainer:
         metrics: dict[str, float] = {}
         after: Reports = {}
         example: Trajectory | None = None
-        self.episodes = IterationEpisodes(
+        episodes = IterationEpisodes(
             config,
             self._training_envs,
             self.agent(),
             first=first,
             indices=self._share(config.rollout.episodes_per_iteration),
             device=self.device,
-            recover=None if self.servers is None else lambda iteration: self._sync(iteration - 1),
+            recover=(lambda iteration: self._sync(iteration - 1)) if self.engine.recoverable else None,
         )
+        self._opened.callback(episodes.close)
         if first <= config.num_iterations:
-            self.episodes.advance(first - 1)
+            episodes.advance(first - 1)
         with self.display.phase("training", config.num_iterations) as phase:
             phase.advance(first - 1)
             for iteration in range(first, config.num_iterations + 1):
-                metrics, pretraining = self._iteration(self.episodes, iteration, pretraining, phase)
+                metrics, pretraining = self._iteration(episodes, iteration, pretraining, phase)
                 last = iteration == config.num_iterations
                 if last or (config.evaluation.every and iteration % config.evaluation.every == 0):
                     after, example = self.evaluate("evaluating")
@@ -272,7 +266,7 @@ class Trainer:
             self._collector(max_turns, overlong_penalty),
             lambda trajectory, env: tokenise(trajectory, env, self.renderer),
             make_env=lambda: self._make_env(self.config.env.max_turns),
-            context_length=self.policy.context_length,
+            context_length=self.engine.policy.context_length,
             display=self.display,
             seed=self.config.seed,
         )
@@ -297,11 +291,14 @@ class Trainer:
         )
 
     def _sync(self, version: int) -> None:
-        if self.servers is not None:
-            self.servers.sync(self.learner, version)
-        else:
-            assert isinstance(self.policy, TorchPolicy)
-            push_weights(self.learner.actor.lm, [self.policy], version=version)
+        """Has the engine sample with the present weights; where memory is shared, the learner makes room for it."""
+        cpu = torch.device("cpu")
+        if self.engine.shares_memory:
+            self.learner.move_to(cpu, but_actor=True)
+            self.engine.wake()
+        self.engine.sync(self.learner.actor.lm, version)
+        if self.engine.shares_memory:
+            self.learner.move_to(cpu)
 
     def _iteration(
         self, episodes: IterationEpisodes, iteration: int, pretraining: bool, phase: Phase
@@ -313,8 +310,9 @@ class Trainer:
         indexed = list(zip(episodes.indices, collected.trajectories, strict=True))
         samples = [make_sample(trajectory, index) for index, trajectory in indexed]
         metrics = self._record(indexed, collected.failed, version=iteration - 1)
-        if self.servers is not None:
-            self.servers.sleep(self.learner)
+        if self.engine.shares_memory:
+            self.engine.sleep()
+            self.learner.move_to(self.device)
         gathered = time.perf_counter()
         metrics |= self.learner.train_on(samples, seed=_iteration_seed(config, iteration), update_actor=not pretraining)
         self._check_mismatch(iteration, metrics)

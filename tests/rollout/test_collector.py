@@ -258,7 +258,7 @@ def test_an_interrupted_collection_can_be_followed_by_another(folder):
 
 def assert_leaves_nothing_behind(agent):
     assert not agent.policy._sessions
-    assert agent.policy._engine.num_requests == 0
+    assert agent.policy._scheduler.num_requests == 0
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("envgym-env")]
     assert len(collect(agent, requests(2)).trajectories) == 2
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from envgym.engines.embedded.decoder import Decoder
-from envgym.engines.embedded.engine import Engine
+from envgym.engines.embedded.scheduler import Scheduler
 from envgym.engines.embedded.sessions import Request, Session, UniformStream, as_tokens, shared_prefix
 from envgym.engines.embedded.weights import DecoderShape, fuse
 from envgym.errors import WeightSyncError
@@ -86,7 +86,7 @@ class TorchPolicy:
         self._device, self._dtype = torch.device(device), dtype
         self._parameter_shapes = shape.parameter_shapes()
         weights = fuse(shape, model.state_dict(), dtype=dtype, device=self._device)
-        self._engine = Engine(Decoder(shape, weights), max_concurrency=max_concurrency)
+        self._scheduler = Scheduler(Decoder(shape, weights), max_concurrency=max_concurrency)
         self._sessions: dict[int, Session] = {}
         self._session_ids = itertools.count()
         self._staged: dict[str, torch.Tensor] | None = None
@@ -97,7 +97,7 @@ class TorchPolicy:
     @property
     def version(self) -> int:
         """Version of the weights that the next token is sampled with; 0 until the first update."""
-        return self._engine.version
+        return self._scheduler.version
 
     @property
     def context_length(self) -> int:
@@ -107,7 +107,7 @@ class TorchPolicy:
     @property
     def vocab_size(self) -> int:
         """Token ids are in [0, vocab_size)."""
-        return self._engine.decoder.shape.vocab_size
+        return self._scheduler.decoder.shape.vocab_size
 
     def open_session(self, *, seed: int) -> int:
         """Announces an episode and returns its session id.
@@ -128,12 +128,12 @@ class TorchPolicy:
             return
         if closed.request is not None:
             request = closed.request
-            self._engine.cancel(request)
+            self._scheduler.cancel(request)
             _fail(
                 request,
                 ValueError(f"session {session} was closed while it was generating; close it after its last turn"),
             )
-        self._engine.release(closed)
+        self._scheduler.release(closed)
         self._notify()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: int) -> Completion:
@@ -151,12 +151,12 @@ class TorchPolicy:
         loop = asyncio.get_running_loop()
         self._ensure_worker(loop)
         request.future = loop.create_future()
-        self._engine.submit(request)
+        self._scheduler.submit(request)
         self._notify()
         try:
             return await request.future
         except asyncio.CancelledError:
-            self._engine.cancel(request)
+            self._scheduler.cancel(request)
             self._notify()
             raise
 
@@ -195,8 +195,8 @@ class TorchPolicy:
         """
         staged = self._staging()
         self._check_complete(staged.keys())
-        weights = fuse(self._engine.decoder.shape, staged, dtype=self._dtype, device=self._device)
-        self._engine.replace_weights(weights, version)
+        weights = fuse(self._scheduler.decoder.shape, staged, dtype=self._dtype, device=self._device)
+        self._scheduler.replace_weights(weights, version)
         self._staged = None
         self._notify()
 
@@ -253,7 +253,7 @@ class TorchPolicy:
             prompt=prompt,
             sampling=sampling,
             num_shared=shared,
-            arrived=self._engine.num_steps,
+            arrived=self._scheduler.num_steps,
             limit=min(sampling.max_new_tokens, room),
         )
 
@@ -261,18 +261,18 @@ class TorchPolicy:
         """Starts the worker on this loop unless it runs there already, and forgets turns of a loop that is gone."""
         if self._worker is not None and not self._worker.done() and self._loop is loop:
             return
-        if self._loop is not None and self._loop is not loop and self._engine.num_requests:
+        if self._loop is not None and self._loop is not loop and self._scheduler.num_requests:
             if not self._loop.is_closed():
                 raise RuntimeError("this TorchPolicy is in use by another event loop; use one policy for each loop")
-            self._engine.abort()
+            self._scheduler.abort()
         self._loop, self._wake = loop, asyncio.Event()
         self._worker = loop.create_task(self._work(), name="TorchPolicy worker")
 
     async def _work(self) -> None:
-        """Steps the engine as long as there is something to do."""
-        engine = self._engine
-        while engine.num_requests:
-            if self._staged is not None or (self.deterministic and engine.num_requests < len(self._sessions)):
+        """Steps the scheduler as long as there is something to do."""
+        scheduler = self._scheduler
+        while scheduler.num_requests:
+            if self._staged is not None or (self.deterministic and scheduler.num_requests < len(self._sessions)):
                 self._wake.clear()
                 stalled = asyncio.get_running_loop().call_later(_STALL_S, self._report_stall)
                 try:
@@ -281,9 +281,9 @@ class TorchPolicy:
                     stalled.cancel()
                 continue
             try:
-                finished = engine.step()
+                finished = scheduler.step()
             except Exception as error:
-                for request in engine.abort():
+                for request in scheduler.abort():
                     _fail(request, error)
                 return
             for request, completion in finished:
@@ -303,7 +303,7 @@ class TorchPolicy:
             _log.warning(
                 "%d turns have waited %.0f s for session %d and %d more, which are open but not generating; close them "
                 "if their episodes are over, or use deterministic=False if their environments are that slow",
-                self._engine.num_requests,
+                self._scheduler.num_requests,
                 _STALL_S,
                 absent[0],
                 len(absent) - 1,

@@ -222,7 +222,7 @@ class SGLangReceiver:
                 raise WeightSyncError("pipeline and data parallel servers are not supported; use tensor parallelism")
             self._served = ServedModel(
                 names=frozenset(name for rank in checksums for name in rank),
-                shapes=_shapes_of(info.get("model_path", "")),
+                shapes=configured_shapes(info.get("model_path", "")),
                 dtype=self._dtype or _dtype_of(info.get("dtype", "auto")),
                 num_ranks=info.get("tp_size", 1),
                 on_gpu=info.get("device") != "cpu",
@@ -305,7 +305,7 @@ def _dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def _shapes_of(folder: str) -> dict[str, tuple[int, ...]]:
+def configured_shapes(folder: str | Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the model that a folder configures; empty where it cannot be read from here."""
     if not (Path(folder) / "config.json").is_file():
         return {}

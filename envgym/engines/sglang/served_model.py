@@ -10,7 +10,7 @@ from typing import Any
 
 from envgym.engines.sglang.facts import tokens_of, vocab_size_of
 from envgym.errors import ModelError
-from envgym.model_folder import TOKENIZERS, read_config
+from envgym.model_folder import TOKENIZERS, read_model_config
 
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor where there are several."""
@@ -34,7 +34,7 @@ def check_served_model(folder: str | Path, *, tokenizer: bool = True) -> dict[st
             not fetched, or its tokenizer has ids that the model has no embedding for.
     """
     path = Path(folder)
-    config = read_config(path)
+    config = read_model_config(path)
     files = {file.name for file in path.glob("*.safetensors")}
     if not files:
         raise ModelError(

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from envgym.engines.base import Policy
 from envgym.engines.embedded import policy as torch_policy
-from envgym.engines.embedded.engine import Engine
 from envgym.engines.embedded.policy import TorchPolicy
+from envgym.engines.embedded.scheduler import Scheduler
 from envgym.engines.embedded.tiny_model import create_model
 from envgym.errors import ModelError, WeightSyncError
 from envgym.types import SamplingParams, VersionSpan
@@ -145,13 +145,13 @@ def test_greedy_turns_on_a_kept_cache_equal_turns_from_nothing():
 
 def test_a_turn_computes_only_what_its_prompt_adds(monkeypatch):
     policy, computed = TorchPolicy(MODEL), []
-    prefill = policy._engine.decoder.prefill
+    prefill = policy._scheduler.decoder.prefill
 
     def spy(tokens, starts, slots):
         computed.extend(map(len, tokens))
         prefill(tokens, starts, slots)
 
-    monkeypatch.setattr(policy._engine.decoder, "prefill", spy)
+    monkeypatch.setattr(policy._scheduler.decoder, "prefill", spy)
 
     async def main():
         session = policy.open_session(seed=0)
@@ -398,7 +398,7 @@ def test_cancelling_a_turn_frees_its_row_and_the_session_goes_on(after):
 def test_an_error_in_a_step_fails_all_turns_instead_of_hanging_and_the_policy_recovers(monkeypatch):
     sampling = SamplingParams(max_new_tokens=9)
     policy = TorchPolicy(MODEL, max_concurrency=2)
-    decode, calls = Engine._decode, []
+    decode, calls = Scheduler._decode, []
 
     def fail_at_the_fourth(self, rows):
         calls.append(1)
@@ -406,7 +406,7 @@ def test_an_error_in_a_step_fails_all_turns_instead_of_hanging_and_the_policy_re
             raise RuntimeError("out of memory")
         return decode(self, rows)
 
-    monkeypatch.setattr(Engine, "_decode", fail_at_the_fourth)
+    monkeypatch.setattr(Scheduler, "_decode", fail_at_the_fourth)
 
     async def main():
         sessions = [policy.open_session(seed=seed) for seed in range(3)]
@@ -454,7 +454,7 @@ def test_new_weights_in_mid_turn_split_its_spans_and_sample_the_rest():
     async def main():
         session = policy.open_session(seed=0)
         turn = asyncio.create_task(policy.generate([1, 2, 3], sampling, session=session))
-        while policy._engine.num_steps < 12:
+        while policy._scheduler.num_steps < 12:
             await asyncio.sleep(0)
         update(policy, other, version=4)
         assert policy.version == 4
@@ -493,7 +493,7 @@ def test_nothing_is_sampled_during_an_update_and_the_senders_tensors_are_copied(
         turn = asyncio.create_task(policy.generate([1], sampling, session=policy.open_session(seed=0)))
         policy.begin_update()
         await asyncio.sleep(0.02)
-        assert policy._engine.num_steps == 0
+        assert policy._scheduler.num_steps == 0
         for name, tensor in other.state_dict().items():
             buffer = tensor.clone()
             policy.receive([(name, buffer)])

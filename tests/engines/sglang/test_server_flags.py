@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from envgym.cli import main
-from envgym.engines import SGLangServer, sglang_server
+from envgym.engines import SGLangServer
+from envgym.engines.sglang import server as sglang_server
 from envgym.engines.sglang.flags import default_cpu_tokens, server_arguments
 from envgym.errors import ServerError
 
