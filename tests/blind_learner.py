@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from envgym.learner.batch import Batch
 from envgym.learner.learner import Learner
-from envgym.learner.samples import Batch
 
 
 @contextmanager

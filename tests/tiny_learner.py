@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from envgym.config import TrainConfig
+from envgym.learner.batch import Sample, make_sample
+from envgym.learner.distributed import full_tensor
 from envgym.learner.learner import Learner
-from envgym.learner.samples import Sample, make_sample
-from envgym.learner.sharding import full_tensor
 from envgym.types import Trajectory, TruncationReason, Turn
 
 VOCAB, CONTEXT = 53, 96

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from envgym.config import AdvantageConfig
+from envgym.learner.batch import Batch
 from envgym.learner.gae import decoupled_gae, length_adaptive_lambda, turn_discounts
-from envgym.learner.samples import Batch
 from envgym.learner.whitening import whiten
 
 

@@ -1,10 +1,15 @@
-"""Saves and restores a learner with torch's distributed checkpoints, on any number of ranks."""
+"""Checkpoints: a learner saved and restored with torch's distributed checkpoints, on any number of ranks.
+
+A checkpoint's manifest holds a checksum of every file; it is written last and checked before anything is loaded.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -22,13 +29,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from envgym.errors import CheckpointError, StorageError
+from envgym.learner.distributed import is_main, on_main
 from envgym.learner.learner import Learner
-from envgym.learner.main_rank import on_main
-from envgym.learner.manifest import damage, write_durably, write_manifest
-from envgym.learner.replacement import replace_folder
-from envgym.learner.sharding import is_main
+from envgym.model_folder import quiet
+from envgym.weights import weight_buckets
 
-_STATE = "state.json"
+MANIFEST, _STATE = "manifest.json", "state.json"
 _SCALARS = ("iteration", "actor_updates", "critic_updates", "kl")
 _log = logging.getLogger(__name__)
 
@@ -250,3 +256,141 @@ def _optimizers(learner: Learner) -> dict[str, Any]:
 def _tensors(learner: Learner) -> dict[str, Any]:
     state = {name: get_model_state_dict(module) for name, module in _modules(learner).items()}
     return state | {name: get_optimizer_state_dict(*pair) for name, pair in _optimizers(learner).items()}
+
+
+def export_model(folder: Path, learner: Learner, tokenizer: Any) -> Path:
+    """Writes config, safetensors and tokenizer, whole or not at all; a collective of all ranks.
+
+    Args:
+        folder: Replaced if it exists.
+        learner: Its actor is written.
+        tokenizer: The Hugging Face tokenizer that belongs to it.
+
+    Returns:
+        The folder; transformers, SGLang and `TorchPolicy` load it.
+
+    Raises:
+        StorageError: It could not be written; raised on every rank. What was there before is left.
+    """
+    weights = {}
+    for bucket in weight_buckets(learner.actor.lm):
+        if is_main():
+            weights.update({name: tensor.cpu().clone() for name, tensor in bucket})
+    on_main(lambda: _write_model(folder, learner, weights, tokenizer))
+    return folder
+
+
+def _write_model(folder: Path, learner: Learner, weights: dict[str, Tensor], tokenizer: Any) -> None:
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        with quiet():
+            learner.actor.lm.save_pretrained(str(partial), state_dict=weights)
+        tokenizer.save_pretrained(str(partial))
+        replace_folder(partial, folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        advice = "The checkpoints of the run are untouched: make room and resume the run, or export it"
+        raise StorageError.at(folder, f"{type(error).__name__}: {error}", advice, num_bytes=size) from error
+
+
+def replace_folder(partial: Path, final: Path) -> None:
+    """Gives a written folder its name. What had the name before is gone only once the new one has it.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    replaced = final.with_name(f".{final.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        os.replace(final, replaced)
+    os.replace(partial, final)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes size and SHA-256 of every file in a folder; a collective of all ranks, each of which reads its own shards.
+
+    Raises:
+        OSError: A file cannot be read or the manifest not written; on every rank.
+    """
+    [names] = _broadcast([sorted(path.name for path in folder.iterdir() if path.is_file())] if is_main() else [None])
+    entries: dict[str, Any] = {}
+    failure: OSError | None = None
+    try:
+        entries = {name: _entry(folder / name) for name in _share(names)}
+    except OSError as error:
+        failure = error
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (entries, failure))
+    for _, failed in gathered:
+        if failed is not None:
+            raise failed
+    files = {name: entry for part, _ in gathered for name, entry in part.items()}
+    on_main(lambda: write_durably(folder / MANIFEST, json.dumps({"files": files}, indent=1)))
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, in a few words, or None; a collective of all ranks."""
+    files, problem = _broadcast(list(_read_manifest(folder)) if is_main() else [None, None])
+    if problem is not None:
+        return problem
+    mine = next(filter(None, (_difference(folder / name, files[name]) for name in _share(sorted(files)))), None)
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    return next(filter(None, gathered), None)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Writes a file and waits until it is on the disk: what is renamed into place later must not turn out empty."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_manifest(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
+    """The files of the manifest, or what is wrong with it."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        wrong = [name for name, entry in files.items() if not {"bytes", "sha256"} <= entry.keys()]
+    except FileNotFoundError:
+        return None, f"it has no {MANIFEST}, so it was not written to its end"
+    except OSError as error:
+        return None, f"{MANIFEST} cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None, f"{MANIFEST} is damaged"
+    return (None, f"{MANIFEST} is damaged") if wrong or not files else (files, None)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}
+
+
+def _difference(path: Path, expected: dict[str, Any]) -> str | None:
+    try:
+        found = path.stat().st_size
+        if found != expected["bytes"]:
+            return f"{path.name} has {found} bytes and had {expected['bytes']} when it was saved"
+        if _entry(path) != expected:
+            return f"{path.name} does not match its checksum: it was changed after it was saved"
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}"
+    return None
+
+
+def _share(names: list[str]) -> list[str]:
+    """The names this rank reads: shards by the number of the rank that wrote them, everything else on the main rank."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    writers = {name: re.match(r"__(\d+)_", name) for name in names}
+    return [name for name, writer in writers.items() if (int(writer[1]) if writer else 0) % num_ranks == rank]
+
+
+def _broadcast(values: list[Any]) -> list[Any]:
+    dist.broadcast_object_list(values, src=0)
+    return values

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from envgym.learner.aggregation import check_token_tensors
+from envgym.learner.losses import check_token_tensors
 
 
 @torch.no_grad()

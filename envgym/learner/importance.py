@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from envgym.learner.aggregation import check_token_tensors
+from envgym.learner.losses import check_token_tensors
 
 Level = Literal["token", "sequence", "geometric"]
 

@@ -14,18 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from envgym.config import OptimizerConfig, TrainConfig
 from envgym.learner.advantages import estimate_advantages
-from envgym.learner.aggregation import aggregate
-from envgym.learner.batching import exchange_samples, plan_batch, plan_microbatches
+from envgym.learner.batch import Batch, Sample, collate, exchange_samples, plan_batch, plan_microbatches
+from envgym.learner.distributed import copy_parameters, move_state, shard
 from envgym.learner.importance import icepop_weights, tis_weights
 from envgym.learner.kl import AdaptiveKL, kl_estimate
-from envgym.learner.losses import policy_loss, value_loss
-from envgym.learner.metrics import MetricSums, all_reduce_sum
+from envgym.learner.losses import aggregate, policy_loss, value_loss
+from envgym.learner.metrics import MetricSums, all_reduce_sum, batch_metrics, update_metrics
 from envgym.learner.model import Actor, Critic
-from envgym.learner.offload import move_state
-from envgym.learner.optimizer import Optimizer
-from envgym.learner.samples import Batch, Sample, collate
-from envgym.learner.sharding import copy_parameters, shard
-from envgym.learner.summary import batch_metrics, update_metrics
+from envgym.learner.optimizer import ScheduledAdamW
 from envgym.learner.whitening import whiten
 
 
@@ -67,8 +63,8 @@ class Learner:
         if config.kl is not None and config.kl.target is not None:
             self.kl = AdaptiveKL(config.kl.beta, config.kl.target, config.kl.horizon)
         total_updates = max(config.num_iterations, 1) * config.update.num_epochs * config.update.num_minibatches
-        self.actor_optimizer = Optimizer(self.actor, config.actor, total_updates=total_updates)
-        self.critic_optimizer = Optimizer(self.critic, config.critic.optimizer, total_updates=total_updates)
+        self.actor_optimizer = ScheduledAdamW(self.actor, config.actor, total_updates=total_updates)
+        self.critic_optimizer = ScheduledAdamW(self.critic, config.critic.optimizer, total_updates=total_updates)
 
     # -- supervised start ---------------------------------------------------------------------------------------------
 
@@ -96,7 +92,7 @@ class Learner:
             Mean negative log-likelihood per action token (nats) of each update.
         """
         batch, minibatches = self._distribute(samples, updates, seed)
-        optimizer = Optimizer(self.actor, config, total_updates=epochs * updates)
+        optimizer = ScheduledAdamW(self.actor, config, total_updates=epochs * updates)
         rng = np.random.default_rng((seed, 2))
         losses = []
         for number in [int(n) for _ in range(epochs) for n in rng.permutation(updates)]:
@@ -122,7 +118,7 @@ class Learner:
         self.critic.init_head(self.config.critic.head_init, seed=self.config.seed)
 
     def move_to(self, device: torch.device, *, but_actor: bool = False) -> None:
-        """Takes all training state to the CPU, or back to `self.device`; see `envgym.learner.offload`.
+        """Takes all training state to the CPU, or back to `self.device`; see `envgym.learner.distributed.move_state`.
 
         Args:
             device: Where to.

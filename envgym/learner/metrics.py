@@ -1,4 +1,4 @@
-"""Metrics that add up: sums and maxima over micro-batches and ranks, divided only at the end."""
+"""The metrics of an iteration: sums and maxima over micro-batches and ranks, divided only at the end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from envgym.learner.batch import Batch
+from envgym.learner.diagnostics import explained_variance_from_stats, explained_variance_stats
+from envgym.learner.importance import effective_sample_size, mismatch_metrics
+from envgym.types import TruncationReason
+
+MAX_TURN_GROUPS = 8
+"""Explained variance is told apart for the first turns; all later ones share the last group."""
+
+ENDINGS = ("terminated", *(reason.value for reason in TruncationReason))
 
 
 class MetricSums:
@@ -53,3 +63,109 @@ def all_reduce_sum(values: Tensor) -> Tensor:
     total = values.clone()
     dist.all_reduce(total, op=dist.ReduceOp.SUM)
     return total
+
+
+def batch_metrics(batch: Batch, device: torch.device) -> dict[str, float]:
+    """Diagnostics of a batch before it is used: critic fit, mismatch, values, advantages and lengths.
+
+    Args:
+        batch: Scored, with advantages and value targets.
+        device: Where the backend communicates from.
+
+    Returns:
+        Metrics by name, the same on every rank; groups without tokens are left out.
+    """
+    mask = batch.action_mask
+    metrics = _explained_variance(batch)
+    sums = MetricSums(device)
+    sums.add(
+        {
+            f"mismatch_{k}": v
+            for k, v in mismatch_metrics(batch.proximal_logprobs, batch.behavior_logprobs, mask).items()
+        }
+    )
+    count = mask.sum()
+    sums.add(
+        {
+            "value_sum": torch.where(mask, batch.values, 0.0).sum(),
+            "target_sum": torch.where(mask, batch.value_targets, 0.0).sum(),
+            "bootstrap_sum": batch.bootstrap_value.sum(),
+            "advantage_abs_max": batch.advantages.abs().amax() if batch.advantages.numel() else 0.0,
+            "tokens": count,
+            "all_tokens": batch.lengths.sum(),
+            "truncated": (~batch.terminated).sum(),
+        }
+    )
+    total = sums.reduce()
+    tokens = max(total["tokens"], 1.0)
+    names = ("ratio_sum", "ratio_squared_sum")
+    effective = effective_sample_size(
+        {name: torch.tensor(total[f"mismatch_{name}"], dtype=torch.float64) for name in names}
+    )
+    return metrics | {
+        "mismatch/mean_abs": total["mismatch_abs_diff_sum"] / tokens,
+        "mismatch/max_abs": total["mismatch_abs_diff_max"],
+        "mismatch/max_ratio": total["mismatch_ratio_max"],
+        "mismatch/effective_sample_share": float(effective) / tokens,
+        "critic/value_mean": total["value_sum"] / tokens,
+        "critic/target_mean": total["target_sum"] / tokens,
+        "critic/bootstrap_mean": total["bootstrap_sum"] / max(total["truncated"], 1.0),
+        "policy/advantage_max": total["advantage_abs_max"],
+        "batch/action_tokens": total["tokens"],
+        "batch/tokens": total["all_tokens"],
+    }
+
+
+def _explained_variance(batch: Batch) -> dict[str, float]:
+    endings = torch.tensor(
+        [ENDINGS.index(s.ending) for s in batch.samples], dtype=torch.int64, device=batch.lengths.device
+    )
+    turns = batch.turn_ids.clamp(max=MAX_TURN_GROUPS - 1)
+    groupings: list[tuple[list[str], Tensor | None]] = [
+        ([""], None),
+        ([f"_turn_{n}" + ("+" if n == MAX_TURN_GROUPS - 1 else "") for n in range(MAX_TURN_GROUPS)], turns),
+        ([f"_{ending}" for ending in ENDINGS], endings[:, None].expand_as(batch.turn_ids)),
+    ]
+    metrics: dict[str, float] = {}
+    for names, group_ids in groupings:
+        stats = explained_variance_stats(
+            batch.value_targets, batch.values, batch.action_mask, group_ids=group_ids, num_groups=len(names)
+        )
+        stats = all_reduce_sum(stats)
+        for name, row, value in zip(names, stats, explained_variance_from_stats(stats), strict=True):
+            if row[0] > 0:
+                metrics[f"critic/explained_variance{name}"] = float(value)
+    return metrics
+
+
+def update_metrics(sums: MetricSums, num_updates: int) -> dict[str, float]:
+    """Means over the updates of an iteration.
+
+    Args:
+        sums: The (already reduced) metrics of each update, added up on this rank.
+        num_updates: How many there were.
+    """
+    total = sums.totals()
+    metrics = {"policy/updates": float(num_updates)}
+    tokens = max(total["value_num_tokens"], 1.0)
+    metrics |= {
+        "critic/loss": total["value_loss_sum"] / num_updates,
+        "critic/rmse": (total["value_squared_error_sum"] / tokens) ** 0.5,
+        "critic/clip_fraction": total["value_value_clip_sum"] / tokens,
+        "critic/grad_norm": total["critic_grad_norm"] / num_updates,
+    }
+    if "policy_loss_sum" in total:
+        tokens = max(total["num_tokens"], 1.0)
+        metrics |= {
+            "policy/loss": total["policy_loss_sum"] / num_updates,
+            "policy/entropy": total["entropy_sum"] / tokens,
+            "policy/ratio_mean": total["ratio_sum"] / tokens,
+            "policy/ratio_max": total["ratio_max"],
+            "policy/clip_fraction": (total["clip_low_sum"] + total["clip_high_sum"]) / tokens,
+            "policy/clip_fraction_low": total["clip_low_sum"] / tokens,
+            "policy/clip_fraction_high": total["clip_high_sum"] / tokens,
+            "policy/dual_clip_fraction": total["dual_clip_sum"] / tokens,
+            "policy/kl_proximal": total["kl_proximal_k3_sum"] / tokens,
+            "policy/grad_norm": total["actor_grad_norm"] / num_updates,
+        }
+    return metrics

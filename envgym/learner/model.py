@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from envgym.learner.sharding import assign
+from envgym.learner.distributed import assign
 
 HEAD_CHUNK_ELEMENTS = 2**25
 """Logits held at once (tokens times vocabulary); more tokens are scored in chunks, recomputed in the backward pass."""

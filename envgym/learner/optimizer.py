@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from envgym.config import OptimizerConfig
-from envgym.learner.sharding import full_tensor
+from envgym.learner.distributed import full_tensor
 
 
 def learning_rate(config: OptimizerConfig, update: int, total_updates: int) -> float:
@@ -32,7 +32,7 @@ def learning_rate(config: OptimizerConfig, update: int, total_updates: int) -> f
     return config.learning_rate * factor
 
 
-class Optimizer:
+class ScheduledAdamW:
     """Updates the parameters of one module.
 
     Attributes:

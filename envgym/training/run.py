@@ -8,10 +8,9 @@ from typing import Any
 
 from envgym.config import NewModel, TrainConfig
 from envgym.errors import CheckpointError, ModelError, StorageError
-from envgym.learner.checkpoint import load_newest
-from envgym.learner.export import export_model
+from envgym.learner.checkpoint import export_model, load_newest
+from envgym.learner.distributed import is_main, pick_device, process_group
 from envgym.learner.learner import Learner, weights_dtype
-from envgym.learner.sharding import is_main, pick_device, process_group
 from envgym.model_folder import load_model, load_tokenizer, read_model_config
 from envgym.training.process_state import process_state_kept
 from envgym.training.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, continuation, has_checkpoint, read_config

@@ -23,12 +23,10 @@ from envgym.engines.embedded.tiny_model import create_model
 from envgym.env import TextEnv
 from envgym.errors import PromptLengthError
 from envgym.evaluation.results import EnvironmentReport, summarise
-from envgym.learner.checkpoint import load_newest, save_checkpoint
-from envgym.learner.export import export_model
+from envgym.learner.batch import make_sample
+from envgym.learner.checkpoint import export_model, load_newest, save_checkpoint
+from envgym.learner.distributed import is_main, on_main
 from envgym.learner.learner import Learner, weights_dtype
-from envgym.learner.main_rank import on_main
-from envgym.learner.samples import make_sample
-from envgym.learner.sharding import is_main
 from envgym.model_folder import load_model, load_tokenizer
 from envgym.registry import make
 from envgym.rendering import make_renderer, tools_for

@@ -11,9 +11,9 @@ import torch
 from envgym.agents.registry import make_agent
 from envgym.config import OptimizerConfig, WarmStartConfig
 from envgym.env import TextEnv
+from envgym.learner.batch import make_sample
 from envgym.learner.learner import Learner
 from envgym.learner.metrics import all_reduce_sum
-from envgym.learner.samples import make_sample
 from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.types import Trajectory
 

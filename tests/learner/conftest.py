@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_learner import CPU
 
-from envgym.learner.sharding import process_group
+from envgym.learner.distributed import process_group
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from tiny_learner import CPU, EVERYTHING, VOCAB, make_config, make_learner, make_lm, make_samples, weights_of
 
 from envgym.learner import model
-from envgym.learner.batching import exchange_samples, plan_microbatches
+from envgym.learner.batch import exchange_samples, plan_microbatches
 from envgym.learner.checkpoint import load_checkpoint, save_checkpoint
+from envgym.learner.distributed import shard
 from envgym.learner.model import Actor
-from envgym.learner.sharding import shard
 from envgym.weights import weight_buckets
 
 SPLITS = {
@@ -152,7 +152,7 @@ def load_then_train(path: str, sections: dict[str, Any]) -> dict[str, Any]:
 
 def snapshot(learner: Any) -> dict[str, Any]:
     """Everything a checkpoint must bring back."""
-    from envgym.learner.sharding import full_tensor
+    from envgym.learner.distributed import full_tensor
 
     adam = {}
     for name, optimizer in (("actor", learner.actor_optimizer), ("critic", learner.critic_optimizer)):

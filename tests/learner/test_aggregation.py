@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envgym.learner.aggregation import aggregate
+from envgym.learner.losses import aggregate
 
 F64 = torch.float64
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_learner import CPU, make_samples
 
-from envgym.learner.batching import exchange_samples, plan_batch, plan_microbatches
+from envgym.learner.batch import exchange_samples, plan_batch, plan_microbatches
 
 LENGTHS = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
 

@@ -21,8 +21,8 @@ from tiny_learner import (
 
 from envgym.learner import learner as learner_module
 from envgym.learner.advantages import estimate_advantages
+from envgym.learner.batch import Batch, collate, make_sample
 from envgym.learner.gae import gae_advantages
-from envgym.learner.samples import Batch, collate, make_sample
 
 AGGREGATIONS = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 

@@ -7,7 +7,7 @@ import torch
 from tiny_learner import EVERYTHING, make_config, make_learner, make_samples, weights_of
 
 from envgym.learner.advantages import estimate_advantages
-from envgym.learner.samples import collate
+from envgym.learner.batch import collate
 
 
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
@@ -75,7 +75,7 @@ def test_whitening_acts_on_its_scope(one_rank, scope):
 def test_the_per_turn_discount_bootstraps_a_truncation_by_gamma_and_a_mid_turn_cut_by_one(one_rank):
     from tiny_learner import make_trajectory
 
-    from envgym.learner.samples import make_sample
+    from envgym.learner.batch import make_sample
 
     config = make_config(advantages={"gamma": 0.5, "gae_lambda_value": 0.0, "whiten": "none"})
     learner = make_learner(config)

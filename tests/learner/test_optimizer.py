@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from envgym.config import OptimizerConfig
-from envgym.learner.optimizer import Optimizer, learning_rate
+from envgym.learner.optimizer import ScheduledAdamW, learning_rate
 
 
 def rates(total, **settings):
@@ -38,7 +38,7 @@ def make_optimizer(**settings):
     module = nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[1.0, -2.0]]))
-    return module, Optimizer(module, OptimizerConfig(learning_rate=0.1, **settings), total_updates=10)
+    return module, ScheduledAdamW(module, OptimizerConfig(learning_rate=0.1, **settings), total_updates=10)
 
 
 def test_the_first_update_of_adam_written_out():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_learner import CPU, make_samples, make_trajectory
 
-from envgym.learner.samples import collate, make_sample
+from envgym.learner.batch import collate, make_sample
 from envgym.types import Trajectory, TruncationReason, Turn
 
 TURNS = (

@@ -9,7 +9,7 @@ import envgym
 from envgym.agents.policy_agent import PolicyAgent
 from envgym.agents.registry import make_agent
 from envgym.engines.embedded.tiny_model import byte_tokenizer
-from envgym.learner.samples import make_sample
+from envgym.learner.batch import make_sample
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.episode import run_episode
 from envgym.rollout.tokenising import tokenise

@@ -6,7 +6,7 @@ from fakes import Countdown
 
 from envgym.config import TrainConfig
 from envgym.errors import CollectionError
-from envgym.learner.sharding import process_group
+from envgym.learner.distributed import process_group
 from envgym.rollout.collector import Collection, Collector
 from envgym.rollout.episode import FunctionAgent
 from envgym.training.episodes import MAX_RECOVERIES, IterationEpisodes, merged

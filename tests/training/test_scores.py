@@ -14,10 +14,10 @@ from envgym.agents.policy_agent import PolicyAgent
 from envgym.engines.embedded.policy import TorchPolicy
 from envgym.engines.embedded.tiny_model import create_model
 from envgym.errors import WeightSyncError
-from envgym.learner.export import export_model
+from envgym.learner.batch import collate, make_sample
+from envgym.learner.checkpoint import export_model
+from envgym.learner.distributed import process_group
 from envgym.learner.learner import Learner
-from envgym.learner.samples import collate, make_sample
-from envgym.learner.sharding import process_group
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.types import SamplingParams

@@ -15,8 +15,8 @@ import torch
 import envgym
 from envgym import TextEnv
 from envgym.agents.policy_agent import PolicyAgent
+from envgym.learner.batch import collate, make_sample
 from envgym.learner.model import Actor
-from envgym.learner.samples import collate, make_sample
 from envgym.model_folder import load_model, load_tokenizer
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.collector import Collection, Collector, EpisodeRequest

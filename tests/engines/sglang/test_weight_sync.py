@@ -22,7 +22,7 @@ from envgym.engines.sglang.client import SGLangClient
 from envgym.engines.sglang.policy import SGLangPolicy
 from envgym.engines.sglang.receivers import make_receivers
 from envgym.errors import ServerError, ServerUnreachableError, WeightSyncError
-from envgym.learner.sharding import shard
+from envgym.learner.distributed import shard
 from envgym.model_folder import load_model
 from envgym.weights import push_weights
 

@@ -1,12 +1,12 @@
-"""FSDP2 over all ranks: one process group, one mesh, the same code with a single process."""
+"""The ranks: one process group, one mesh, FSDP2 over all of them, and the same code with a single process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 
 
 def pick_device(name: str) -> torch.device:
@@ -104,3 +105,47 @@ def copy_parameters(source: nn.Module, target: nn.Module) -> None:
 def is_main() -> bool:
     """Whether this is the rank that writes files and talks to the terminal."""
     return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def on_main(action: Callable[[], T]) -> T | None:
+    """Runs an action on the main rank while the others wait; a collective of all ranks.
+
+    Returns:
+        What the action returned, on the main rank; None on the others.
+
+    Raises:
+        Exception: Whatever the action raised, on every rank: a rank that went on alone would wait for the main one.
+    """
+    result, error = None, None
+    if is_main():
+        try:
+            result = action()
+        except Exception as failure:
+            error = failure
+    shared: list[Any] = [error]
+    dist.broadcast_object_list(shared, src=0)
+    if shared[0] is not None:
+        raise shared[0]
+    return result
+
+
+def move_state(modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], device: torch.device) -> None:
+    """Moves parameters, buffers and optimizer state, sharded or not; nothing may be computed until they are back.
+
+    A policy server on the same device can then have the memory. The parameters stay the same objects, so optimizers go
+    on holding them. Step counters stay where the optimizer wants them.
+
+    Args:
+        modules: Actor, critic, reference.
+        optimizers: Theirs.
+        device: The CPU, or the device the modules compute on.
+    """
+    for module in modules:
+        module.to(device)
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and name != "step":
+                    state[name] = value.to(device)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

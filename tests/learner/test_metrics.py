@@ -6,9 +6,8 @@ import pytest
 import torch
 from tiny_learner import CPU, make_config, make_learner, make_samples, make_trajectory
 
-from envgym.learner.metrics import MetricSums
-from envgym.learner.samples import collate, make_sample
-from envgym.learner.summary import batch_metrics, update_metrics
+from envgym.learner.batch import collate, make_sample
+from envgym.learner.metrics import MetricSums, batch_metrics, update_metrics
 
 
 @pytest.fixture(autouse=True)
