@@ -1,4 +1,4 @@
-"""Errors that envgym raises for anything but the caller's own input.
+"""Errors that envgym raises for anything but the caller's own input, and writing that no error leaves half finished.
 
 A mistake in what the caller passed is a `ValueError` (errors that are both say so). A policy's mistakes are
 observations and a limit reached is a truncation: neither is an exception.
@@ -7,8 +7,10 @@ observations and a limit reached is a truncation: neither is an exception.
 from __future__ import annotations
 
 import difflib
+import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -73,6 +75,56 @@ class StorageError(EnvGymError, OSError):
         free = f"the disk has {shutil.disk_usage(existing).free / 1e6:.1f} MB free"
         needed = "" if num_bytes is None else f"it takes {num_bytes / 1e6:.1f} MB and "
         return cls(f"'{path}' could not be written ({cause}); {needed}{free}. {advice}")
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Where to write a file or a folder that is to be whole or not there at all.
+
+    A reader, or a crash, sees what had the name before or all of the new. What an error leaves half written is removed.
+
+    Args:
+        path: What the file or folder is called once the block has ended.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    remove(partial)
+    try:
+        yield partial
+        put_in_place(partial, path)
+    except BaseException:
+        remove(partial)
+        raise
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Gives a written file or folder its name once it is on the disk; what had the name before is gone only then.
+
+    Raises:
+        OSError: It cannot be flushed or renamed.
+    """
+    for written in (*partial.rglob("*"), partial):
+        handle = os.open(written, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    replaced = path.with_name(f".{path.name}.replaced")
+    remove(replaced)
+    if path.is_dir():  # a folder cannot be renamed over one that holds anything
+        os.replace(path, replaced)
+    os.replace(partial, path)
+    remove(replaced)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all in it, or nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class WeightSyncError(EnvGymError):

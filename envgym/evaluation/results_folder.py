@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
+from envgym.errors import written_whole
 from envgym.evaluation.identity import differences
 from envgym.evaluation.results import OVERALL, EnvironmentReport, Evaluation, TokenUsage, summarise
 from envgym.types import Trajectory
@@ -183,7 +184,8 @@ class ResultsFolder:
                 "choose another folder"
             )
         known["environments"] |= {id: dict(identity) for id, identity in environments.items()}
-        _write_atomically(self.path / SETTINGS, json.dumps(known, indent=2) + "\n")
+        with written_whole(self.path / SETTINGS) as partial:
+            partial.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 
     def _resume(self) -> dict[EpisodeKey, EpisodeRecord]:
         """What is there already; afterwards the file ends with a whole line."""
@@ -265,9 +267,3 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         return {key: settings[key] for key in ("format", "agent", "environments")}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"'{path}' cannot be read ({error}); choose another folder") from error
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

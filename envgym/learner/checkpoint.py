@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from envgym.errors import CheckpointError, StorageError
+from envgym.errors import CheckpointError, StorageError, put_in_place, remove, written_whole
 from envgym.learner.distributed import is_main, on_main
 from envgym.learner.learner import Learner
 from envgym.model_folder import quiet
@@ -59,7 +59,7 @@ def save_checkpoint(folder: Path, learner: Learner, state: dict[str, Any], *, it
             checkpoints that were there before are untouched.
     """
     final = folder / f"{iteration:06d}"
-    partial = folder / f".{final.name}.partial"
+    partial = folder / f".{final.name}.partial"  # of all ranks, so not `written_whole`
     tensors = _tensors(learner)
     scalars = {
         "iteration": iteration,
@@ -71,7 +71,7 @@ def save_checkpoint(folder: Path, learner: Learner, state: dict[str, Any], *, it
     try:
         on_main(lambda: _clear(partial))
         dcp.save(tensors, checkpoint_id=str(partial))
-        on_main(lambda: write_durably(partial / _STATE, text))
+        on_main(lambda: (partial / _STATE).write_text(text, encoding="utf-8"))
         write_manifest(partial)
         on_main(lambda: _put(partial, final, keep))
     except (OSError, CheckpointException) as error:  # torch derives the latter from BaseException
@@ -88,13 +88,12 @@ def save_checkpoint(folder: Path, learner: Learner, state: dict[str, Any], *, it
 
 def _clear(partial: Path) -> None:
     partial.parent.mkdir(parents=True, exist_ok=True)
-    if partial.exists():
-        shutil.rmtree(partial)
+    remove(partial)
 
 
 def _put(partial: Path, final: Path, keep: int) -> None:
     """Gives a written checkpoint its name and removes what it makes superfluous."""
-    replace_folder(partial, final)
+    put_in_place(partial, final)
     for old in _complete(final.parent)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -281,32 +280,15 @@ def export_model(folder: Path, learner: Learner, tokenizer: Any) -> Path:
 
 
 def _write_model(folder: Path, learner: Learner, weights: dict[str, Tensor], tokenizer: Any) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        with quiet():
-            learner.actor.lm.save_pretrained(str(partial), state_dict=weights)
-        tokenizer.save_pretrained(str(partial))
-        replace_folder(partial, folder)
+        with written_whole(folder) as partial:
+            with quiet():
+                learner.actor.lm.save_pretrained(str(partial), state_dict=weights)
+            tokenizer.save_pretrained(str(partial))
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
         advice = "The checkpoints of the run are untouched: make room and resume the run, or export it"
         raise StorageError.at(folder, f"{type(error).__name__}: {error}", advice, num_bytes=size) from error
-
-
-def replace_folder(partial: Path, final: Path) -> None:
-    """Gives a written folder its name. What had the name before is gone only once the new one has it.
-
-    Raises:
-        OSError: It cannot be renamed.
-    """
-    replaced = final.with_name(f".{final.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if final.exists():
-        os.replace(final, replaced)
-    os.replace(partial, final)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def write_manifest(folder: Path) -> None:
@@ -328,7 +310,7 @@ def write_manifest(folder: Path) -> None:
         if failed is not None:
             raise failed
     files = {name: entry for part, _ in gathered for name, entry in part.items()}
-    on_main(lambda: write_durably(folder / MANIFEST, json.dumps({"files": files}, indent=1)))
+    on_main(lambda: (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8"))
 
 
 def damage(folder: Path) -> str | None:
@@ -340,14 +322,6 @@ def damage(folder: Path) -> str | None:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
     return next(filter(None, gathered), None)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Writes a file and waits until it is on the disk: what is renamed into place later must not turn out empty."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read_manifest(folder: Path) -> tuple[dict[str, Any] | None, str | None]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from envgym.config import TrainConfig
-from envgym.errors import CheckpointError, StorageError
+from envgym.errors import CheckpointError, StorageError, written_whole
 from envgym.types import Trajectory
 
 CONFIG, METRICS, TRAJECTORIES = "config.json", "metrics.jsonl", "trajectories.jsonl"
@@ -76,7 +76,7 @@ class RunFolder:
         with _writing(path / CONFIG, path):
             path.mkdir(parents=True, exist_ok=True)
             lock = lock or _lock(path)
-            write_atomically(path / CONFIG, config.model_dump_json(indent=2) + "\n")
+            _write_config(config)
         return cls(path, lock)
 
     @classmethod
@@ -95,7 +95,7 @@ class RunFolder:
             )
         lock = _lock(config.run_dir)
         with _writing(config.run_dir / CONFIG, config.run_dir):
-            write_atomically(config.run_dir / CONFIG, config.model_dump_json(indent=2) + "\n")
+            _write_config(config)
         return cls(config.run_dir, lock)
 
     def sizes(self) -> dict[str, int]:
@@ -244,7 +244,7 @@ def _lock(path: Path) -> IO[str]:
 
 def _never_began(path: Path) -> bool:
     """Whether a folder holds a run of ours that ended before its first checkpoint, and nothing else."""
-    ours = {LOCK, CONFIG, METRICS, TRAJECTORIES, INITIAL_MODEL, CHECKPOINTS, EVENTS, SERVERS, f".{CONFIG}.tmp"}
+    ours = {LOCK, CONFIG, METRICS, TRAJECTORIES, INITIAL_MODEL, CHECKPOINTS, EVENTS, SERVERS, f".{CONFIG}.partial"}
     if not (path / CONFIG).is_file() or any(entry.name not in ours for entry in path.iterdir()):
         return False
     if has_checkpoint(path):
@@ -287,6 +287,11 @@ def read_config(run_dir: Path) -> TrainConfig:
         raise CheckpointError(f"'{path}' is not a valid configuration: {error}") from error
 
 
+def _write_config(config: TrainConfig) -> None:
+    with written_whole(config.run_dir / CONFIG) as partial:
+        partial.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`, a last one that was cut in writing left out."""
     path = Path(run_dir) / METRICS
@@ -294,14 +299,3 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1] if line]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file as a whole: a reader, or a crash, sees the old text or the new."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

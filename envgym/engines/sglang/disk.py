@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from envgym.engines.sglang.client import SGLangClient
 from envgym.engines.sglang.flat_bucket import flat_size
 from envgym.engines.sglang.receiver import NamedTensors, OnFailure, SGLangReceiver
-from envgym.errors import ServerError, ServerUnreachableError, WeightSyncError
+from envgym.errors import ServerError, ServerUnreachableError, WeightSyncError, put_in_place
 
 _PARTIAL = ".partial"
 _KEPT = ("config.json", "generation_config.json")
@@ -59,7 +58,6 @@ class WeightsFolder:
         name = f"model-{index + 1:05d}.safetensors"
         content: dict[str, Tensor] = {key: tensor.cpu() for key, tensor in tensors}
         save_file(content, self._partial / name, metadata={"format": "pt"})
-        _flush(self._partial / name)
         self._files |= dict.fromkeys(content, name)
         self._bytes += flat_size(tensors)
         self._num_written += 1
@@ -71,16 +69,11 @@ class WeightsFolder:
         for name in _KEPT:
             if (self._model_folder / name).is_file():
                 shutil.copyfile(self._model_folder / name, self._partial / name)
-                _flush(self._partial / name)
         index = {"metadata": {"total_size": self._bytes}, "weight_map": self._files}
-        path = self._partial / "model.safetensors.index.json"
-        path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        _flush(path)
-        _flush(self._partial)
+        text = json.dumps(index, indent=2) + "\n"
+        (self._partial / "model.safetensors.index.json").write_text(text, encoding="utf-8")
         folder = self.root / f"{version:06d}"
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(self._partial, folder)
-        _flush(self.root)
+        put_in_place(self._partial, folder)
         self._finished = folder
         return folder
 
@@ -200,12 +193,3 @@ class DiskReceiver(SGLangReceiver):
             raise
         self._may_be_reading = False
         self._folder.prune()
-
-
-def _flush(path: Path) -> None:
-    """Has a file or folder reach the disk, so that a rename cannot come first."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
