@@ -54,7 +54,7 @@ class Step(NamedTuple):
             RewardError: The reward or a component is not a finite number.
             ValueError: `role` is neither "user" nor "tool".
         """
-        total = _settle(reward, role, action_error, info)
+        total = _reward_of(reward, role, action_error, info)
         return _new(cls, (observation, total, False, False, info))
 
     @classmethod
@@ -77,7 +77,7 @@ class Step(NamedTuple):
         """
         if success is not None:
             info["success"] = bool(success)
-        total = _settle(reward, role, action_error, info)
+        total = _reward_of(reward, role, action_error, info)
         return _new(cls, (observation, total, True, False, info))
 
     @classmethod
@@ -103,7 +103,7 @@ class Step(NamedTuple):
         info["truncation_reason"] = TruncationReason(reason).value
         if success is not None:
             info["success"] = bool(success)
-        total = _settle(reward, role, action_error, info)
+        total = _reward_of(reward, role, action_error, info)
         return _new(cls, (observation, total, False, True, info))
 
 
@@ -111,7 +111,7 @@ _new = tuple.__new__
 """Makes the named tuple from its fields at half the cost of calling the class."""
 
 
-def _settle(reward: float | Mapping[str, float], role: str, action_error: str | None, info: dict[str, Any]) -> float:
+def _reward_of(reward: float | Mapping[str, float], role: str, action_error: str | None, info: dict[str, Any]) -> float:
     """Puts what every step reports into `info` and returns the scalar reward."""
     components: dict[str, float] = {}
     if isinstance(reward, dict) or isinstance(reward, Mapping):  # noqa: SIM101 - the first is fast, and the usual case

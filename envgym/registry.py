@@ -15,7 +15,6 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator, 
 from envgym.env import TextEnv
 from envgym.errors import EnvGymError, UnknownIdError, nearest
 from envgym.types import TruncationReason
-from envgym.wrappers import MaxTurns
 
 ENTRY_POINT_GROUP = "envgym.environments"
 _LIMIT, _GUARD = "envgym.wrappers:MaxTurns", "envgym.wrappers:EpisodeGuard"
@@ -242,7 +241,7 @@ def list_environments(tag: str | None = None) -> list[str]:
     return sorted(entry.id for entry in ours if tag is None or tag in _wrapper_kwargs(entry, _GUARD)["tags"])
 
 
-def make(id: str | EnvSpec, *, max_turns: int | None = None, checks: bool = True, **kwargs: Any) -> TextEnv:
+def make(id: str | EnvSpec, *, max_turns: int | None = None, **kwargs: Any) -> TextEnv:
     """Makes an environment, with its turn limit and the guard of the contract around it.
 
     The guard raises `EpisodeOrderError` and `RewardError`; it takes the place of Gymnasium's order and passive
@@ -251,9 +250,6 @@ def make(id: str | EnvSpec, *, max_turns: int | None = None, checks: bool = True
     Args:
         id: Id of a registered environment, or an `EnvSpec`.
         max_turns: Turn limit in place of the registered one; None keeps that.
-        checks: Whether the guard is there. Without it nothing notices a step after the end or components that do not
-            add up, and a step costs less; the turn limit is then there only where one applies. For environments that
-            `check_env` passes.
         kwargs: Arguments of the environment's constructor.
 
     Returns:
@@ -267,13 +263,12 @@ def make(id: str | EnvSpec, *, max_turns: int | None = None, checks: bool = True
     entry = spec(id) if isinstance(id, str) else id
     if max_turns is not None and max_turns < 1:
         raise ValueError(f"max_turns must be at least 1, got {max_turns}")
-    _check_kwargs(entry.id, creator_of(entry), kwargs)
+    _check_kwargs(entry, kwargs)
     wrappers = tuple(
         WrapperSpec(wrapper.name, wrapper.entry_point, {**(wrapper.kwargs or {}), "max_turns": max_turns})
         if wrapper.entry_point == _LIMIT and max_turns is not None
         else wrapper
         for wrapper in entry.additional_wrappers
-        if checks or wrapper.entry_point != _GUARD
     )
     limited = EnvSpec(
         entry.id,
@@ -285,13 +280,10 @@ def make(id: str | EnvSpec, *, max_turns: int | None = None, checks: bool = True
         additional_wrappers=wrappers,
     )
     try:
-        made = gymnasium.make(limited, **kwargs)
+        return cast(TextEnv, gymnasium.make(limited, **kwargs))
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in {**entry.kwargs, **kwargs}.items()) or "no arguments"
         raise ValueError(f"'{entry.id}' cannot be made with {given}: {error.__cause__ or error}") from error
-    if not checks and isinstance(made, MaxTurns) and made.limits_nothing:
-        made = made.env
-    return cast(TextEnv, made)
 
 
 def creator_of(entry: EnvSpec) -> Callable[..., Any]:
@@ -314,15 +306,24 @@ def creator_of(entry: EnvSpec) -> Callable[..., Any]:
         ) from error
 
 
-def _check_kwargs(id: str, creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(creator).parameters.values()
+def arguments_of(entry: EnvSpec) -> list[str] | None:
+    """Names of the arguments that the constructor of a registration takes; None where it takes any.
+
+    Raises:
+        EnvGymError: See `creator_of`.
+    """
+    parameters = inspect.signature(creator_of(entry)).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    accepted = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+        return None
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+
+
+def _check_kwargs(entry: EnvSpec, kwargs: Mapping[str, Any]) -> None:
+    accepted = arguments_of(entry)
     for name in kwargs:
-        if name not in accepted:
-            known = ", ".join(["max_turns", "checks", *accepted])
-            raise ValueError(f"'{id}' takes no argument '{name}'; it takes {known}")
+        if accepted is not None and name not in accepted:
+            known = ", ".join(["max_turns", *accepted])
+            raise ValueError(f"'{entry.id}' takes no argument '{name}'; it takes {known}")
 
 
 def _is_ours(entry: EnvSpec) -> bool:

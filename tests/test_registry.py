@@ -106,7 +106,7 @@ def test_a_gymnasium_environment_is_not_ours():
 
 
 def test_a_wrong_argument_names_the_accepted_ones(countdown):
-    with pytest.raises(ValueError, match=r"takes no argument 'begin'; it takes max_turns, checks, start"):
+    with pytest.raises(ValueError, match=r"takes no argument 'begin'; it takes max_turns, start"):
         envgym.make(countdown, begin=3)
 
 
@@ -122,18 +122,6 @@ def test_the_turn_limit_comes_from_make_then_registration_then_class(countdown):
     assert episode_length(envgym.make("test/Shorter-v0"))[0] == 2
     assert episode_length(envgym.make("test/Shorter-v0", max_turns=3))[0] == 3
     del gymnasium.registry["test/Shorter-v0"]
-
-
-def test_without_checks_there_is_a_turn_limit_only_where_one_applies(countdown):
-    limited = envgym.make(countdown, checks=False)
-    assert str(limited).startswith("<MaxTurns<Countdown") and episode_length(limited)[0] == 4
-    bare = envgym.make("envgym/HigherLower-v0", checks=False)
-    assert bare is bare.unwrapped and bare.spec.id == "envgym/HigherLower-v0"
-    assert episode_length(envgym.make("envgym/HigherLower-v0", checks=False, max_turns=3))[0] == 3
-    cut = {"entry_point": "envgym.environments.higher_lower:HigherLower", "terminal_limits": ["response_length"]}
-    envgym.register("test/LengthCut-v0", **cut)
-    assert envgym.make("test/LengthCut-v0", checks=False).get_wrapper_attr("terminal_limits") == {"response_length"}
-    del gymnasium.registry["test/LengthCut-v0"]
 
 
 def test_a_registered_terminal_limit_terminates():

@@ -12,8 +12,14 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from envgym.checking.subject import Subject, has_ended, steps
 from envgym.env import Step
 from envgym.types import TruncationReason
-from envgym.wrappers import as_step, flags_problem, info_problem, observation_problem
-from envgym.wrappers.step_contract import components_problem, number_problem
+from envgym.wrappers import as_step
+from envgym.wrappers.guard import (
+    components_problem,
+    flags_problem,
+    info_problem,
+    number_problem,
+    observation_problem,
+)
 
 SEEDS = range(21, 29)
 

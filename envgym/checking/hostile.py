@@ -12,7 +12,7 @@ from pathlib import Path
 from envgym.checking.subject import Subject, difference, steps, transcript
 from envgym.env import TextEnv
 from envgym.errors import ContractError
-from envgym.wrappers import step_problem
+from envgym.wrappers.guard import step_problem
 
 TIMEOUT_S = 5.0
 _MEGABYTE = 1_000_000

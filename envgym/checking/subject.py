@@ -14,7 +14,7 @@ from envgym.env import Step, TextEnv
 from envgym.errors import ContractError
 from envgym.registry import make
 from envgym.wrappers import EpisodeGuard, MaxTurns, as_step
-from envgym.wrappers.step_contract import flags_problem, number_problem, reset_form_problem
+from envgym.wrappers.guard import flags_problem, number_problem, reset_form_problem
 
 NUM_TURNS = 24
 """Turns that an episode of a check is played at most, unless it is a scripted player's."""

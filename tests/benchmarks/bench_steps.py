@@ -8,8 +8,7 @@ raw and with its default wrappers, and GEM's game:GuessTheNumber-v0-easy. GEM is
 wheel runs beside what bridges.txt brings: `pip install --no-deps --target FOLDER gem-llm`, with FOLDER in PYTHONPATH.
 Variants take turns and the median over rounds is shown, since machines are noisy: the ratios are what counts.
 
-Vector environments are measured by the steps that reach an environment. "infos read" also reads one entry of the infos
-at every step, "all infos read" all of them.
+Vector environments are measured by the steps that reach an environment.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ GEM_ID = "game:GuessTheNumber-v0-easy"
 NUM_ENVS = 16
 NUM_EPISODES, MAX_GIB = 10_000, 2.0
 REFERENCE = "gymnasium FrozenLake-v1"
-TARGETS = {ENV_ID: 1.0, f"{ENV_ID}, checks=False": 2.5}
+TARGETS = {ENV_ID: 1.9}
 """Speed that the project promises, as a multiple of the reference."""
 Variant = Callable[[int], float]
 """Takes a number of steps and returns the CPU seconds each took."""
@@ -54,22 +53,14 @@ def single(env: gymnasium.Env, actions: list) -> Variant:
     return measure
 
 
-def vector(envs: gymnasium.vector.VectorEnv, actions: list, read: Callable[[dict], object] | None = None) -> Variant:
-    """Steps many copies; each ended one is reset in the same step, so that every step reaches an environment.
-
-    Args:
-        envs: The copies.
-        actions: Actions of all copies, in turn.
-        read: What is done with the infos of every step.
-    """
+def vector(envs: gymnasium.vector.VectorEnv, actions: list) -> Variant:
+    """Steps many copies; each ended one is reset in the same step, so that every step reaches an environment."""
 
     def measure(count: int) -> float:
         envs.reset(seed=0)
         started = time.process_time()
         for index in range(count // envs.num_envs):
-            results = envs.step(actions[index % len(actions)])  # kept until the next, as a training loop does
-            if read is not None:
-                read(results[4])
+            envs.step(actions[index % len(actions)])
         return (time.process_time() - started) / (count // envs.num_envs * envs.num_envs)
 
     return measure
@@ -123,16 +114,13 @@ def variants() -> dict[str, Variant]:
     def batches(num_envs: int) -> list:
         return [tuple(rng.choices(guesses, k=num_envs)) for _ in range(97)]
 
-    def ours(num_envs: int, read: Callable[[dict], object] | None = None) -> Variant:
-        return vector(envgym.make_vec(ENV_ID, num_envs, **same_step), batches(num_envs), read)
+    def ours(num_envs: int) -> Variant:
+        return vector(envgym.make_vec(ENV_ID, num_envs, **same_step), batches(num_envs))
 
     found = {
         REFERENCE: single(gymnasium.make("FrozenLake-v1"), moves),
         ENV_ID: single(envgym.make(ENV_ID), guesses),
-        f"{ENV_ID}, checks=False": single(envgym.make(ENV_ID, checks=False), guesses),
         **{f"envgym.make_vec, {num_envs}": ours(num_envs) for num_envs in (1, NUM_ENVS, 64, 256)},
-        f"envgym.make_vec, {NUM_ENVS}, infos read": ours(NUM_ENVS, lambda infos: infos.get("success")),
-        f"envgym.make_vec, {NUM_ENVS}, all infos read": ours(NUM_ENVS, dict),
         f"gymnasium.make_vec, {NUM_ENVS}": vector(
             gymnasium.make_vec(ENV_ID, NUM_ENVS, vector_kwargs=same_step), batches(NUM_ENVS)
         ),
@@ -184,12 +172,12 @@ def main() -> int:
         missed += [name] if target is not None and ratio < target else []
         promised = f" ({target:g})" if target else ""
         print(f"{name:40} {statistics.median(values) * 1e6:8.2f} {ratio:13.2f}{promised}")
-    vectorised = f"envgym.make_vec, {NUM_ENVS}"
-    per_copy = statistics.median(a / b for a, b in zip(seconds[ENV_ID], seconds[vectorised], strict=True))
-    print(f"a step of {vectorised} is {per_copy:.2f} x as fast as a single one (1)")
+    ours, theirs = f"envgym.make_vec, {NUM_ENVS}", f"gymnasium.make_vec, {NUM_ENVS}"
+    ratio = statistics.median(a / b for a, b in zip(seconds[theirs], seconds[ours], strict=True))
+    print(f"a step of {ours} is {ratio:.2f} x as fast as one of {theirs} (1, less noise)")
     memory = float(subprocess.check_output([sys.executable, __file__, "--memory"], text=True))
     print(f"{NUM_EPISODES} concurrent episodes take {memory:.2f} GiB ({MAX_GIB:g})")
-    missed += [vectorised] * (per_copy < 1) + ["memory"] * (memory > MAX_GIB)
+    missed += [ours] * (ratio < 0.95) + ["memory"] * (memory > MAX_GIB)
     print(f"missed: {', '.join(missed)}" if missed else "every target is met")
     return 1 if missed else 0
 

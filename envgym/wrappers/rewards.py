@@ -1,4 +1,4 @@
-"""Training on some of the reward components."""
+"""Rewards on their way out: times a factor, or some of their components only."""
 
 from __future__ import annotations
 
@@ -12,6 +12,34 @@ from envgym.wrappers.wrapper import TextWrapper, as_step
 
 OTHERS = "other_reward_components"
 """The key of `info` under which the components left out stay visible."""
+
+
+class RewardScale(TextWrapper):
+    """Multiplies each reward and each of its components by a factor.
+
+    Components that a `ComponentFilter` has set aside stay as the environment gave them.
+
+    Args:
+        env: The environment.
+        scale: The factor, finite.
+
+    Raises:
+        ValueError: `scale` is not finite.
+    """
+
+    def __init__(self, env: gymnasium.Env[str, str], scale: float) -> None:
+        super().__init__(env, scale=scale)
+        if not math.isfinite(scale):
+            raise ValueError(f"scale must be a finite number, got {scale}")
+        self.scale = scale
+
+    def step(self, action: str) -> Step:  # type: ignore[override]
+        step = as_step(self.env.step(action))
+        info = step.info
+        if "reward_components" in info:
+            scaled = {name: value * self.scale for name, value in info["reward_components"].items()}
+            info = {**info, "reward_components": scaled}
+        return step._replace(reward=step.reward * self.scale, info=info)
 
 
 class ComponentFilter(TextWrapper):
