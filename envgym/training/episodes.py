@@ -1,23 +1,115 @@
-"""One rank's share of each iteration's episodes: played in turn with training, or ahead of it."""
+"""The episodes of a run: who plays them, each rank's share, played in turn with training or ahead of it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from envgym.agent import Agent
+from envgym.agents.policy_agent import PolicyAgent
 from envgym.config import TrainConfig
-from envgym.errors import CollectionError
+from envgym.engines.base import Policy
+from envgym.env import TextEnv
+from envgym.errors import CollectionError, PromptLengthError
+from envgym.learner.distributed import is_main
 from envgym.learner.metrics import all_reduce_sum
+from envgym.registry import make
+from envgym.rendering import Renderer, tools_for
 from envgym.rollout.collector import Collection, Collector, EpisodeRequest
-from envgym.rollout.seeds import training_requests
+from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
 from envgym.rollout.stream import EpisodeStream
+from envgym.training.callbacks import RunState
+from envgym.types import SamplingParams, Trajectory
 
+PROMPTS_CHECKED = 16
+"""First prompts that must all be too long before a run is refused: those of some seeds may be longer than others."""
 MAX_RECOVERIES = 3
 """How often the episodes that are missing from an iteration are played again after servers were lost."""
+
+
+def make_env(config: TrainConfig, max_turns: int | None) -> TextEnv:
+    """An environment of the run; None is the registered turn limit."""
+    return make(config.env.id, max_turns=max_turns, **config.env.kwargs)
+
+
+class Players:
+    """What plays on one rank, and which of the episodes.
+
+    Args:
+        config: The run's configuration.
+        policy: What is trained, as it is sampled from.
+        renderer: Its chat format.
+        state: Says which of how many ranks this is.
+        opened: Closes the collectors with the run.
+    """
+
+    def __init__(
+        self, config: TrainConfig, policy: Policy, renderer: Renderer, state: RunState, opened: ExitStack
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self.renderer = renderer
+        self._state = state
+        self._opened = opened
+
+    def share(self, count: int) -> range:
+        """Which of so many episodes this rank plays."""
+        return range(self._state.rank, count, self._state.num_ranks)
+
+    def agent(self, *, greedy: bool = False) -> PolicyAgent:
+        """The policy being trained, as an agent."""
+        rollout = self.config.rollout
+        sampling = SamplingParams(
+            max_new_tokens=rollout.max_turn_tokens,
+            temperature=0.0 if greedy else rollout.temperature,
+            top_k=rollout.top_k,
+            top_p=rollout.top_p,
+        )
+        return PolicyAgent(self.policy, self.renderer, sampling, name="greedy" if greedy else "sampled")
+
+    def collector(self, max_turns: int | None, *, overlong_penalty: float = 0.0) -> Collector:
+        """A collector with environments of its own."""
+        rollout = self.config.rollout
+        collector = Collector(
+            lambda: make_env(self.config, max_turns),
+            concurrency=rollout.concurrency,
+            num_threads=rollout.num_threads,
+            overlong_penalty=overlong_penalty,
+            step_timeout_s=rollout.step_timeout_s,
+        )
+        self._opened.callback(collector.close)
+        return collector
+
+    def training_collector(self) -> Collector:
+        """A collector for the episodes that are trained on."""
+        return self.collector(self.config.env.max_turns, overlong_penalty=self.config.rollout.overlong_penalty)
+
+    def check_prompt(self) -> None:
+        """Renders first prompts until one fits, so that a context too short for all is known before any work.
+
+        Raises:
+            PromptLengthError: None fits.
+        """
+        last = FIRST_TRAINING_SEED + PROMPTS_CHECKED - 1
+        with closing(make_env(self.config, self.config.env.max_turns)) as env:
+            base: Any = env.unwrapped
+            for seed in range(FIRST_TRAINING_SEED, last + 1):
+                try:
+                    observation, info = env.reset(seed=seed)
+                except Exception:  # an environment that fails now and then is the collector's business
+                    return
+                prompt = self.renderer.start(base.system_prompt, tools_for(env), observation, info.get("role", "user"))
+                try:
+                    return self.agent().check_fits(len(prompt))
+                except PromptLengthError:
+                    if seed == last:
+                        raise
 
 
 class IterationEpisodes:
@@ -135,3 +227,19 @@ def merged(collected: Collection, again: Collection) -> Collection:
         missing=tuple(missing),
         unplayable=again.unplayable if not trajectories else None,
     )
+
+
+def gather(
+    indexed: Sequence[tuple[int, Trajectory]], failed: Sequence[Trajectory]
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """All ranks' finished episodes in the order of their indices, and the failed ones; a collective.
+
+    Returns:
+        On the main rank; empty elsewhere.
+    """
+    parts: list[Any] | None = [None] * dist.get_world_size() if is_main() else None
+    dist.gather_object((list(indexed), list(failed)), parts, dst=0)
+    if parts is None:
+        return [], []
+    ordered = sorted((entry for part in parts for entry in part[0]), key=lambda entry: entry[0])
+    return [trajectory for _, trajectory in ordered], [trajectory for part in parts for trajectory in part[1]]

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
 
 from envgym.config import NewModel, TrainConfig
 from envgym.errors import CheckpointError, ModelError, StorageError
@@ -12,18 +22,27 @@ from envgym.learner.checkpoint import export_model, load_newest
 from envgym.learner.distributed import is_main, pick_device, process_group
 from envgym.learner.learner import Learner, weights_dtype
 from envgym.model_folder import load_model, load_tokenizer, read_model_config
-from envgym.training.process_state import process_state_kept
+from envgym.training.callbacks import Callback, check_extensions
+from envgym.training.loggers import Logger
 from envgym.training.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, continuation, has_checkpoint, read_config
-from envgym.training.tracebacks import SAID, raised_by_envgym, shortened
 from envgym.training.trainer import Trainer, TrainResult
 
 __all__ = ["TrainResult", "export_run", "train"]
 
 SMALLEST_RATE_FOR_A_NEW_MODEL = 1e-5
+_SET_BY_TORCH = ("TORCHINDUCTOR_CACHE_DIR",)
+"""Environment variables that torch sets for itself when its compiler is first imported."""
 _log = logging.getLogger("envgym.training")
 
 
-def train(config: TrainConfig, *, resume: bool = False, progress: bool = True) -> TrainResult:
+def train(
+    config: TrainConfig,
+    *,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    resume: bool = False,
+    progress: bool = True,
+) -> TrainResult:
     """Trains a policy in an environment: warm start, then collection and PPO updates in turn.
 
     Under `torchrun` every rank calls this with the same configuration; the first one writes the files. Random states,
@@ -31,6 +50,8 @@ def train(config: TrainConfig, *, resume: bool = False, progress: bool = True) -
 
     Args:
         config: The run.
+        callbacks: Called on every rank at the stations of the run, in this order; they may end it.
+        loggers: Given every iteration's metrics on the main rank, after `metrics.jsonl` and TensorBoard.
         resume: Continue the run in `config.run_dir` from its newest checkpoint. The metrics that follow are those that
             the uninterrupted run would have had. `config` may differ in what does not change what is learned
             (`envgym.training.run_folder.CHANGEABLE`), for example in the addresses of servers.
@@ -46,35 +67,31 @@ def train(config: TrainConfig, *, resume: bool = False, progress: bool = True) -
         CheckpointError: There is nothing to resume, or it does not belong to this configuration.
         CollectionError: Episodes keep failing.
         StorageError: A file of the run cannot be written, for example because the disk is full.
-        KeyboardInterrupt: With a note that says how the run goes on. So has any other error that ends a run which has
-            a checkpoint to continue from.
+        Exception: What a callback, a logger or the learner raised. Any error that ends a run which has a checkpoint
+            carries a note that says how the run goes on; so does a `KeyboardInterrupt`.
     """
     _check_is_config(config)
-    try:
-        with process_state_kept(config.torch_threads):
-            return _train(config, resume=resume, progress=progress)
-    except KeyboardInterrupt as interrupt:
-        interrupt.add_note(continuation(config.run_dir))
-        shortened(interrupt)
-        raise
-    except SAID as error:
-        shortened(error)
-        raise
+    check_extensions(callbacks, loggers)
+    with process_state_kept(config.torch_threads):
+        try:
+            return _train(config, callbacks, loggers, resume=resume, progress=progress)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(continuation(config.run_dir))
+            raise
 
 
-def _train(config: TrainConfig, *, resume: bool, progress: bool) -> TrainResult:
+def _train(
+    config: TrainConfig, callbacks: Sequence[Callback], loggers: Sequence[Logger], *, resume: bool, progress: bool
+) -> TrainResult:
     from envgym.training.progress import ProgressDisplay  # rich moves the random state when it is imported
 
     device = pick_device(config.device)
     with process_group(device) as mesh, ProgressDisplay(enabled=progress and is_main()) as display:
         for advice in _advice(config) if is_main() else ():
             _log.warning(advice)
-        try:
-            trainer = Trainer(config, mesh=mesh, device=device, display=display, resume=resume)
-        except ValueError as error:  # before any work is done: what was given does not fit
-            if raised_by_envgym(error):
-                shortened(error)
-            raise
+        trainer = Trainer(
+            config, mesh=mesh, device=device, display=display, resume=resume, callbacks=callbacks, loggers=loggers
+        )
         try:
             return trainer.run()
         except (CheckpointError, StorageError):  # their messages say what to do
@@ -150,3 +167,34 @@ def export_run(run_dir: Path) -> Path:
         learner = Learner(load_model(initial, weights_dtype(config)), config, mesh=mesh, device=device)
         load_newest(config.run_dir / CHECKPOINTS, learner)
         return export_model(config.run_dir / MODEL, learner, load_tokenizer(initial))
+
+
+@contextmanager
+def process_state_kept(num_threads: int | None = None) -> Iterator[None]:
+    """Puts back the process's random states, warning filters, torch threads, exception hook and what torch adds to the
+    environment variables.
+
+    Libraries change these when they are first imported (rich draws a random number, torch's compiler names its cache),
+    and torch's process groups replace `sys.excepthook` for good. Of several ranks each keeps that hook: it says which
+    rank an error is of.
+
+    Args:
+        num_threads: Threads of torch meanwhile; None leaves them.
+    """
+    threads, hook, ours = torch.get_num_threads(), sys.excepthook, not dist.is_initialized()
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    absent = [name for name in _SET_BY_TORCH if name not in os.environ]
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    torch.set_num_threads(num_threads or threads)
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        for name in absent:
+            os.environ.pop(name, None)
+        if ours and alone:
+            sys.excepthook = hook

@@ -1,13 +1,11 @@
-"""The files of a training run, and how they are rewound to a checkpoint."""
+"""The folder of a training run: its records, its lock, and how it is rewound to a checkpoint."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,7 +45,6 @@ class RunFolder:
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path = path
         self._lock = lock
-        self._events: _EventFile | None = None
 
     @classmethod
     def create(cls, config: TrainConfig) -> RunFolder:
@@ -73,7 +70,7 @@ class RunFolder:
             )
         if path.exists() and (not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())):
             raise ValueError(f"'{path}' is not an empty folder; choose another run_dir")
-        with _writing(path / CONFIG, path):
+        with writing(path, CONFIG):
             path.mkdir(parents=True, exist_ok=True)
             lock = lock or _lock(path)
             _write_config(config)
@@ -94,7 +91,7 @@ class RunFolder:
                 "resume it with its own config.json, or start a new run"
             )
         lock = _lock(config.run_dir)
-        with _writing(config.run_dir / CONFIG, config.run_dir):
+        with writing(config.run_dir, CONFIG):
             _write_config(config)
         return cls(config.run_dir, lock)
 
@@ -105,9 +102,9 @@ class RunFolder:
         """
         for name in (METRICS, TRAJECTORIES):
             if (self.path / name).exists():
-                with _writing(self.path / name, self.path), (self.path / name).open("ab") as file:
+                with writing(self.path, name), (self.path / name).open("ab") as file:
                     os.fsync(file.fileno())
-        return {name: self._size(name) for name in (METRICS, TRAJECTORIES)}
+        return {name: _size(self.path / name) for name in (METRICS, TRAJECTORIES)}
 
     def rewind(self, sizes: Mapping[str, int]) -> None:
         """Cuts the records back to what they were at a checkpoint.
@@ -116,29 +113,10 @@ class RunFolder:
             CheckpointError: A record is shorter than it was then.
         """
         for name, size in sizes.items():
-            if self._size(name) < size:
+            if _size(self.path / name) < size:
                 raise CheckpointError(f"'{self.path / name}' is shorter than at the checkpoint; it was changed or cut")
             if (self.path / name).exists():
                 os.truncate(self.path / name, size)
-
-    def _size(self, name: str) -> int:
-        path = self.path / name
-        return path.stat().st_size if path.exists() else 0
-
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Appends a line to `metrics.jsonl` and the same numbers to the TensorBoard events.
-
-        A number that is not finite is written as null.
-
-        Raises:
-            StorageError: One of the files cannot be written; the message says how to go on.
-        """
-        line = {name: (value if math.isfinite(value) else None) for name, value in metrics.items()}
-        self._append(METRICS, [json.dumps({"iteration": iteration, **line})])
-        with _writing(self.path / EVENTS, self.path):
-            if self._events is None:
-                self._events = _EventFile(self.path / EVENTS, first_step=iteration)
-            self._events.write(iteration, metrics)
 
     def record(self, trajectories: Iterable[Trajectory]) -> None:
         """Appends trajectories to `trajectories.jsonl`.
@@ -146,60 +124,33 @@ class RunFolder:
         Raises:
             StorageError: It cannot be written; the message says how to go on.
         """
-        self._append(TRAJECTORIES, (trajectory.to_json() for trajectory in trajectories))
-
-    def _append(self, name: str, lines: Iterable[str]) -> None:
-        before = self._size(name)
-        with _writing(self.path / name, self.path):
-            try:
-                with (self.path / name).open("a", encoding="utf-8") as file:
-                    file.writelines(f"{line}\n" for line in lines)
-            except OSError:
-                with suppress(OSError):  # half a line is of no use
-                    os.truncate(self.path / name, before)
-                raise
+        append_lines(self.path, TRAJECTORIES, (trajectory.to_json() for trajectory in trajectories))
 
     def close(self) -> None:
-        if self._events is not None:
-            with suppress(OSError):  # everything was flushed when it was logged
-                self._events.close()
+        """Lets another process write the run."""
         self._lock.close()
 
 
-class _EventFile:
-    """TensorBoard events, written at once by the thread that logs them.
+def append_lines(run_dir: Path, name: str, lines: Iterable[str]) -> None:
+    """Appends lines to a record of a run, all of them or none.
 
-    TensorBoard's own writer does it in a thread, and waits for ever once that thread has died of a full disk.
-
-    Args:
-        folder: Where the file is made.
-        first_step: Events of earlier files from this step on no longer count.
+    Raises:
+        StorageError: They cannot be written; the message says how to go on.
     """
+    path = run_dir / name
+    before = _size(path)
+    with writing(run_dir, name):
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        except OSError:
+            with suppress(OSError):  # half a line is of no use
+                os.truncate(path, before)
+            raise
 
-    def __init__(self, folder: Path, *, first_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        folder.mkdir(exist_ok=True)
-        self._file = (folder / f"events.out.tfevents.{time.time_ns() // 1000}.{os.getpid()}").open("xb")
-        self._records = RecordWriter(self._file)
-        self._add(file_version="brain.Event:2")
-        self._add(step=first_step, session_log=SessionLog(status=SessionLog.START))
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._add(step=step, summary=Summary(value=values))
-        self._file.flush()
-
-    def _add(self, **fields: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
-
-    def close(self) -> None:
-        self._file.close()
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def continuation(run_dir: Path) -> str:
@@ -218,13 +169,13 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 @contextmanager
-def _writing(path: Path, run_dir: Path) -> Iterator[None]:
+def writing(run_dir: Path, name: str) -> Iterator[None]:
     """Turns what the system says about a write into an error that names the file and how to go on."""
     try:
         yield
     except OSError as error:
         advice = f"Once it can be written: {continuation(run_dir)}"
-        raise StorageError.at(path, error.strerror or str(error), advice) from error
+        raise StorageError.at(run_dir / name, error.strerror or str(error), advice) from error
 
 
 def _lock(path: Path) -> IO[str]:

@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from envgym.agent import Agent
-from envgym.agents.policy_agent import PolicyAgent
-from envgym.config import NewModel, TrainConfig, WarmStartConfig
+from envgym.config import NewModel, TrainConfig
 from envgym.engines import EngineSetup, make_engine
 from envgym.engines.base import Engine
 from envgym.engines.embedded.tiny_model import create_model
-from envgym.env import TextEnv
-from envgym.errors import PromptLengthError
 from envgym.evaluation.results import EnvironmentReport, summarise
-from envgym.learner.batch import make_sample
+from envgym.learner.batch import Sample, make_sample
 from envgym.learner.checkpoint import export_model, load_newest, save_checkpoint
 from envgym.learner.distributed import is_main, on_main
 from envgym.learner.learner import Learner, weights_dtype
 from envgym.model_folder import load_model, load_tokenizer
-from envgym.registry import make
-from envgym.rendering import make_renderer, tools_for
-from envgym.rollout.collector import Collector, EpisodeRequest
-from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
+from envgym.rendering import make_renderer
+from envgym.rollout.collector import EpisodeRequest
 from envgym.rollout.staleness import dropped_metrics, lag_metrics
-from envgym.rollout.tokenising import tokenise
-from envgym.training.episodes import IterationEpisodes
+from envgym.training.callbacks import Callback, RunState, load_state_dicts, state_dicts
+from envgym.training.episodes import IterationEpisodes, Players, gather, make_env
+from envgym.training.loggers import Logger, MetricsFile, TensorBoard
 from envgym.training.run_folder import CHECKPOINTS, INITIAL_MODEL, MODEL, SERVERS, RunFolder
 from envgym.training.warm_start import imitate_agent
-from envgym.types import SamplingParams, Trajectory
+from envgym.types import Trajectory
 
 if TYPE_CHECKING:
     from envgym.training.progress import Phase, ProgressDisplay
@@ -45,10 +40,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LARGE_MISMATCH = 0.05
 """Mean absolute difference of log-probabilities, in nats, that rounding does not explain."""
-_PROMPTS_CHECKED = 16
-"""First prompts that must all be too long before a run is refused: those of some seeds may be longer than others."""
 Reports = dict[str, EnvironmentReport]
 """Evaluation by kind of play: "sampled" and "greedy"."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +56,7 @@ class TrainResult:
         after: Evaluation of the trained policy on the same seeds.
         example: One episode of the trained policy.
         metrics: Metrics of the last iteration.
+        stopped: Why a callback ended the run before its last iteration, or None.
     """
 
     run_dir: Path
@@ -70,26 +65,41 @@ class TrainResult:
     after: Reports
     example: Trajectory
     metrics: dict[str, float]
+    stopped: str | None = None
 
 
 class Trainer:
     """A training run on one rank; see `train`."""
 
     def __init__(
-        self, config: TrainConfig, *, mesh: DeviceMesh, device: torch.device, display: ProgressDisplay, resume: bool
+        self,
+        config: TrainConfig,
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
+        display: ProgressDisplay,
+        resume: bool,
+        callbacks: Sequence[Callback] = (),
+        loggers: Sequence[Logger] = (),
     ) -> None:
         self.config = config
         self.device = device
         self.display = display
         self.resume = resume
-        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        if config.rollout.episodes_per_iteration < self.num_ranks:
+        self.state = RunState(config, dist.get_rank(), dist.get_world_size())
+        self.callbacks = list(callbacks)
+        self.loggers: list[Logger] = []
+        self.pretraining = config.critic.pretraining is not None
+        self.before: Reports = {}
+        self.evaluated: int | None = None
+        self.example: Trajectory | None = None
+        if config.rollout.episodes_per_iteration < self.state.num_ranks:
             raise ValueError(
                 f"rollout.episodes_per_iteration ({config.rollout.episodes_per_iteration}) is smaller than the number "
-                f"of ranks ({self.num_ranks}); every rank needs an episode to collect"
+                f"of ranks ({self.state.num_ranks}); every rank needs an episode to collect"
             )
         # Before there is a run folder, so that the same command works once the mistake is corrected.
-        self._make_env(config.env.max_turns).close()
+        make_env(config, config.env.max_turns).close()
         if not isinstance(config.model, NewModel):
             make_renderer(load_tokenizer(config.model.path), config.renderer)
         self._opened = ExitStack()
@@ -97,20 +107,25 @@ class Trainer:
             self.folder = self._open_folder()
             if self.folder is not None:
                 self._opened.callback(self.folder.close)
+                self.loggers = [MetricsFile(config.run_dir), TensorBoard(config.run_dir), *loggers]
+            for logger in self.loggers:
+                if hasattr(logger, "close"):
+                    self._opened.callback(logger.close)
             model_dir = self._model_folder()
             self.tokenizer = load_tokenizer(model_dir)
             self.renderer = make_renderer(self.tokenizer, config.renderer)
             # Before the learner is on the device: an engine that shares it measures how much memory is free.
             self.engine = self._engine(model_dir)
             self._opened.callback(self.engine.close)
-            self._check_prompt()
+            self.players = Players(config, self.engine.policy, self.renderer, self.state, self._opened)
+            self.players.check_prompt()
             if self.engine.shares_memory:
                 self.engine.sleep()
             self.learner = Learner(load_model(model_dir, weights_dtype(config)), config, mesh=mesh, device=device)
         except BaseException:
             self.close()
             raise
-        self.evaluation_envs = self._collector(config.evaluation.max_turns, 0.0)
+        self.evaluation_envs = self.players.collector(config.evaluation.max_turns)
 
     # -- setting up ---------------------------------------------------------------------------------------------------
 
@@ -141,152 +156,164 @@ class Trainer:
         )
         return make_engine(self.config.policy, setup)
 
-    def _check_prompt(self) -> None:
-        """Renders first prompts until one fits, so that a context too short for all is known before any work."""
-        env = self._make_env(self.config.env.max_turns)
-        base: Any = env.unwrapped
-        last = FIRST_TRAINING_SEED + _PROMPTS_CHECKED - 1
-        try:
-            for seed in range(FIRST_TRAINING_SEED, last + 1):
-                try:
-                    observation, info = env.reset(seed=seed)
-                except Exception:  # an environment that fails now and then is the collector's business
-                    return
-                role = info.get("role", "user")
-                prompt = self.renderer.start(base.system_prompt, tools_for(env), observation, role)
-                try:
-                    self.agent().check_fits(len(prompt))
-                except PromptLengthError:
-                    if seed == last:
-                        raise
-                else:
-                    return
-        finally:
-            env.close()
-
-    def _make_env(self, max_turns: int | None) -> TextEnv:
-        return make(self.config.env.id, max_turns=max_turns, **self.config.env.kwargs)
-
-    def _collector(self, max_turns: int | None, overlong_penalty: float) -> Collector:
-        rollout = self.config.rollout
-        collector = Collector(
-            lambda: self._make_env(max_turns),
-            concurrency=rollout.concurrency,
-            num_threads=rollout.num_threads,
-            overlong_penalty=overlong_penalty,
-            step_timeout_s=rollout.step_timeout_s,
-        )
-        self._opened.callback(collector.close)
-        return collector
-
-    def _training_envs(self) -> Collector:
-        return self._collector(self.config.env.max_turns, self.config.rollout.overlong_penalty)
-
     def close(self) -> None:
         """Closes what was opened, the last first: episodes under way, environments, the engine, files."""
         self._opened.close()
-
-    def agent(self, *, greedy: bool = False) -> PolicyAgent:
-        """The policy being trained, as an agent."""
-        rollout = self.config.rollout
-        sampling = SamplingParams(
-            max_new_tokens=rollout.max_turn_tokens,
-            temperature=0.0 if greedy else rollout.temperature,
-            top_k=rollout.top_k,
-            top_p=rollout.top_p,
-        )
-        return PolicyAgent(self.engine.policy, self.renderer, sampling, name="greedy" if greedy else "sampled")
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> TrainResult:
         """Runs from the start, or from the newest checkpoint, to the end."""
-        config = self.config
-        state = self._restore() if self.resume else self._begin()
-        before = {kind: EnvironmentReport(**report) for kind, report in state["before"].items()}
-        pretraining, first = state["pretraining"], state["learner"]["iteration"] + 1
-        metrics: dict[str, float] = {}
-        after: Reports = {}
-        example: Trajectory | None = None
+        config, state = self.config, self.state
+        if self.resume:
+            self._restore()
+        self._call("on_start")
+        if not self.resume:
+            self._begin()
+        episodes = self._episodes(first=state.iteration + 1)
+        with self.display.phase("training", config.num_iterations) as phase:
+            phase.advance(state.iteration)
+            while state.iteration < config.num_iterations and not self._stopping():
+                state.iteration, state.metrics = state.iteration + 1, {}
+                self._learn(episodes, phase)
+                last = self._stopping() or state.iteration == config.num_iterations
+                if last or (config.evaluation.every and state.iteration % config.evaluation.every == 0):
+                    self._evaluate("evaluating")
+                    last = self._stopping() or last
+                self._log()
+                if last or state.iteration % config.checkpoint.every == 0:
+                    self._save()
+        if self.evaluated != state.iteration:  # nothing was left to do, or it was asked to stop between iterations
+            self._evaluate("evaluating")
+        model_dir = export_model(config.run_dir / MODEL, self.learner, self.tokenizer)
+        self._call("on_end")
+        assert self.example is not None
+        stopped = state.stop_reason if state.iteration < config.num_iterations else None
+        return TrainResult(
+            config.run_dir, model_dir, self.before, state.reports, self.example, state.metrics, stopped=stopped
+        )
+
+    def _learn(self, episodes: IterationEpisodes, phase: Phase) -> None:
+        """One iteration: episodes are collected, the learner is updated with them and what samples with the learner."""
+        state = self.state
+        started = time.perf_counter()
+        samples = self._collect(episodes)
+        collected = time.perf_counter()
+        self._call("on_collect")
+        updating = time.perf_counter()
+        self._update(samples)
+        updated = time.perf_counter()
+        self._sync(state.iteration)
+        episodes.advance(state.iteration)
+        state.metrics |= {
+            "time/collect_s": collected - started,
+            "time/update_s": updated - updating,
+            "time/sync_s": time.perf_counter() - updated,
+            "time/action_tokens_per_s": state.metrics["batch/action_tokens"] / (collected - started),
+        }
+        self._call("on_update")
+        success = f"success {state.metrics['episode/success']:.2f}, " if "episode/success" in state.metrics else ""
+        phase.advance(note=f"{success}return {state.metrics['episode/return']:.2f}")
+
+    def _begin(self) -> None:
+        """Warm start and first evaluation."""
+        if self.config.warm_start is not None:
+            self.state.metrics |= imitate_agent(self.config.warm_start, self.players, self.learner, self.display)
+        self.learner.start_from_policy()
+        self._sync(0)
+        self._evaluate("evaluating before training")
+        self.before = self.state.reports
+        self._log()
+        self._save()
+
+    def _restore(self) -> None:
+        """Learner, records, callbacks and loggers as they were at the newest checkpoint."""
+        folder, needs = self.config.run_dir / CHECKPOINTS, ("before", "pretraining", "sizes")
+        saved = load_newest(folder, self.learner, needs=needs, set_aside=True)
+        if self.folder is not None:
+            self.folder.rewind(saved["sizes"])
+        load_state_dicts([*self.callbacks, *self.loggers], saved.get("extensions", {}), warn=is_main())
+        self.before = {kind: EnvironmentReport(**report) for kind, report in saved["before"].items()}
+        self.pretraining = saved["pretraining"]
+        self.state.iteration = saved["learner"]["iteration"]
+        self._sync(self.state.iteration)
+
+    def _save(self) -> None:
+        saved = {
+            "before": {kind: report.as_dict() for kind, report in self.before.items()},
+            "pretraining": self.pretraining,
+            "sizes": {} if self.folder is None else self.folder.sizes(),
+            "extensions": state_dicts([*self.callbacks, *self.loggers]),
+        }
+        iteration, keep = self.state.iteration, self.config.checkpoint.keep
+        save_checkpoint(self.config.run_dir / CHECKPOINTS, self.learner, saved, iteration=iteration, keep=keep)
+        self._call("on_checkpoint")
+
+    def _log(self) -> None:
+        for logger in self.loggers:
+            logger.log(self.state.iteration, dict(self.state.metrics))
+
+    def _call(self, station: str) -> None:
+        for callback in self.callbacks:
+            getattr(callback, station)(self.state)
+
+    def _stopping(self) -> bool:
+        """Whether a callback of any rank has asked for the end; a collective, so that all ranks end together."""
+        reasons: list[str | None] = [None] * self.state.num_ranks
+        dist.all_gather_object(reasons, self.state.stop_reason)
+        self.state.stop_reason = next((reason for reason in reasons if reason is not None), None)
+        return self.state.stop_reason is not None
+
+    # -- its stations -------------------------------------------------------------------------------------------------
+
+    def _episodes(self, *, first: int) -> IterationEpisodes:
+        """This rank's share of the iterations from the first on."""
         episodes = IterationEpisodes(
-            config,
-            self._training_envs,
-            self.agent(),
+            self.config,
+            self.players.training_collector,
+            self.players.agent(),
             first=first,
-            indices=self._share(config.rollout.episodes_per_iteration),
+            indices=self.players.share(self.config.rollout.episodes_per_iteration),
             device=self.device,
             recover=(lambda iteration: self._sync(iteration - 1)) if self.engine.recoverable else None,
         )
         self._opened.callback(episodes.close)
-        if first <= config.num_iterations:
+        if first <= self.config.num_iterations:
             episodes.advance(first - 1)
-        with self.display.phase("training", config.num_iterations) as phase:
-            phase.advance(first - 1)
-            for iteration in range(first, config.num_iterations + 1):
-                metrics, pretraining = self._iteration(episodes, iteration, pretraining, phase)
-                last = iteration == config.num_iterations
-                if last or (config.evaluation.every and iteration % config.evaluation.every == 0):
-                    after, example = self.evaluate("evaluating")
-                    metrics |= _evaluation_metrics(after)
-                if self.folder is not None:
-                    self.folder.log(iteration, metrics)
-                if last or iteration % config.checkpoint.every == 0:
-                    self._save(iteration, {"before": state["before"], "pretraining": pretraining})
-        if example is None:  # nothing was left to do
-            after, example = self.evaluate("evaluating")
-        model_dir = export_model(config.run_dir / MODEL, self.learner, self.tokenizer)
-        return TrainResult(config.run_dir, model_dir, before, after, example, metrics)
+        return episodes
 
-    def _begin(self) -> dict[str, Any]:
-        """Warm start and first evaluation."""
-        metrics = {} if self.config.warm_start is None else self._warm_start(self.config.warm_start)
-        self.learner.start_from_policy()
-        self._sync(0)
-        before, _ = self.evaluate("evaluating before training")
+    def _collect(self, episodes: IterationEpisodes) -> list[Sample]:
+        """This rank's episodes; those of all ranks are recorded and measured."""
+        collected = episodes.collect(self.state.iteration)
+        self.state.trajectories = collected.trajectories
+        indexed = list(zip(episodes.indices, collected.trajectories, strict=True))
+        finished, failed = gather(indexed, collected.failed)
+        metrics: dict[str, float] = {}
         if self.folder is not None:
-            self.folder.log(0, metrics | _evaluation_metrics(before))
-        state = {
-            "before": {kind: report.as_dict() for kind, report in before.items()},
-            "pretraining": self.config.critic.pretraining is not None,
-        }
-        self._save(0, state)
-        return {**state, "learner": {"iteration": 0}}
+            self.folder.record([*finished, *failed])
+            report = summarise(self.config.env.id, "policy", [*finished, *failed])
+            lag = lag_metrics(finished, version=self.state.iteration - 1) | dropped_metrics(failed)
+            metrics = {f"episode/{name}": value for name, value in report.metrics().items()}
+            metrics |= {f"rollout/{name}": value for name, value in lag.items()}
+        self.state.metrics |= _from_main(metrics)
+        return [make_sample(trajectory, index) for index, trajectory in indexed]
 
-    def _warm_start(self, warm_start: WarmStartConfig) -> dict[str, float]:
-        indices, attempts = self._share(warm_start.num_episodes), self.config.rollout.max_attempts
-        requests = training_requests(self.config.seed, "warm_start", 0, indices, max_attempts=attempts)
-        max_turns = warm_start.max_turns or self.config.env.max_turns
-        overlong_penalty = self.config.rollout.overlong_penalty if warm_start.max_turns is None else 0.0
-        return imitate_agent(
-            warm_start,
-            list(zip(indices, requests, strict=True)),
-            self.learner,
-            self._collector(max_turns, overlong_penalty),
-            lambda trajectory, env: tokenise(trajectory, env, self.renderer),
-            make_env=lambda: self._make_env(self.config.env.max_turns),
-            context_length=self.engine.policy.context_length,
-            display=self.display,
-            seed=self.config.seed,
-        )
-
-    def _restore(self) -> dict[str, Any]:
-        folder, needs = self.config.run_dir / CHECKPOINTS, ("before", "pretraining", "sizes")
-        state = load_newest(folder, self.learner, needs=needs, set_aside=True)
-        if self.folder is not None:
-            self.folder.rewind(state["sizes"])
-        self._sync(state["learner"]["iteration"])
-        return state
-
-    def _save(self, iteration: int, state: dict[str, Any]) -> None:
-        sizes = {} if self.folder is None else self.folder.sizes()
-        checkpoint = self.config.checkpoint
-        save_checkpoint(
-            self.config.run_dir / CHECKPOINTS,
-            self.learner,
-            {**state, "sizes": sizes},
-            iteration=iteration,
-            keep=checkpoint.keep,
-        )
+    def _update(self, samples: Sequence[Sample]) -> None:
+        """Trains actor and critic, or the critic alone while it is pretrained."""
+        if self.engine.shares_memory:
+            self.engine.sleep()
+            self.learner.move_to(self.device)
+        state = self.state
+        seed = self.config.seed * 1_000_003 + state.iteration
+        state.metrics |= self.learner.train_on(samples, seed=seed, update_actor=not self.pretraining)
+        state.metrics["critic/pretraining"] = float(self.pretraining)
+        if is_main():
+            _warn_of_mismatch(state.iteration, state.metrics)
+        if self.pretraining:
+            limits = self.config.critic.pretraining
+            assert limits is not None
+            explained = state.metrics["critic/explained_variance"]
+            self.pretraining = state.iteration < limits.max_iterations and explained < limits.explained_variance
 
     def _sync(self, version: int) -> None:
         """Has the engine sample with the present weights; where memory is shared, the learner makes room for it."""
@@ -298,127 +325,48 @@ class Trainer:
         if self.engine.shares_memory:
             self.learner.move_to(cpu)
 
-    def _iteration(
-        self, episodes: IterationEpisodes, iteration: int, pretraining: bool, phase: Phase
-    ) -> tuple[dict[str, float], bool]:
-        """Collects, updates and syncs; returns metrics and whether value pretraining goes on."""
-        config = self.config
-        started = time.perf_counter()
-        collected = episodes.collect(iteration)
-        indexed = list(zip(episodes.indices, collected.trajectories, strict=True))
-        samples = [make_sample(trajectory, index) for index, trajectory in indexed]
-        metrics = self._record(indexed, collected.failed, version=iteration - 1)
-        if self.engine.shares_memory:
-            self.engine.sleep()
-            self.learner.move_to(self.device)
-        gathered = time.perf_counter()
-        metrics |= self.learner.train_on(samples, seed=_iteration_seed(config, iteration), update_actor=not pretraining)
-        self._check_mismatch(iteration, metrics)
-        metrics["critic/pretraining"] = float(pretraining)
-        if pretraining:
-            assert config.critic.pretraining is not None
-            explained = metrics["critic/explained_variance"]
-            pretraining = (
-                iteration < config.critic.pretraining.max_iterations
-                and explained < config.critic.pretraining.explained_variance
-            )
-        updated = time.perf_counter()
-        self._sync(iteration)
-        episodes.advance(iteration)
-        finished = time.perf_counter()
-        metrics |= {
-            "time/collect_s": gathered - started,
-            "time/update_s": updated - gathered,
-            "time/sync_s": finished - updated,
-            "time/action_tokens_per_s": metrics["batch/action_tokens"] / (gathered - started),
-        }
-        success = f"success {metrics['episode/success']:.2f}, " if "episode/success" in metrics else ""
-        phase.advance(note=f"{success}return {metrics['episode/return']:.2f}")
-        return metrics, pretraining
-
-    def _check_mismatch(self, iteration: int, metrics: dict[str, float]) -> None:
-        """Says so where the learner finds other log-probabilities than tokens were sampled with by the same weights."""
-        difference = metrics.get("mismatch/mean_abs", 0.0)
-        if difference > _LARGE_MISMATCH and not metrics["rollout/stale_share"] and self.folder is not None:
-            _log.warning(
-                "Iteration %d: the learner's log-probabilities differ from those of sampling by %.2g on average, with "
-                "the same weights; training does not optimise what is sampled. Does the policy compute the same model?",
-                *(iteration, difference),
-            )
-
-    def _share(self, count: int) -> range:
-        """Which of so many episodes this rank plays."""
-        return range(self.rank, count, self.num_ranks)
-
-    def _record(
-        self, indexed: Sequence[tuple[int, Trajectory]], dropped: Sequence[Trajectory], *, version: int
-    ) -> dict[str, float]:
-        """Writes all ranks' episodes in order and returns their metrics, on every rank."""
-        trajectories, failed = self._gather(indexed, dropped)
-        shared: list[Any] = [None]
-        if self.folder is not None:
-            self.folder.record([*trajectories, *failed])
-            report = summarise(self.config.env.id, "policy", [*trajectories, *failed])
-            lag = lag_metrics(trajectories, version=version) | dropped_metrics(failed)
-            shared = [
-                {f"episode/{name}": value for name, value in report.metrics().items()}
-                | {f"rollout/{name}": value for name, value in lag.items()}
-            ]
-        dist.broadcast_object_list(shared, src=0)
-        return shared[0]
-
-    def _gather(
-        self, indexed: Sequence[tuple[int, Trajectory]], failed: Sequence[Trajectory]
-    ) -> tuple[list[Trajectory], list[Trajectory]]:
-        """All ranks' episodes in the order of their indices, on the main rank; empty elsewhere."""
-        parts: list[Any] | None = [None] * self.num_ranks if is_main() else None
-        dist.gather_object((list(indexed), list(failed)), parts, dst=0)
-        if parts is None:
-            return [], []
-        ordered = sorted((entry for part in parts for entry in part[0]), key=lambda entry: entry[0])
-        return [trajectory for _, trajectory in ordered], [trajectory for part in parts for trajectory in part[1]]
-
-    # -- evaluation ---------------------------------------------------------------------------------------------------
-
-    def evaluate(self, title: str) -> tuple[Reports, Trajectory]:
-        """Sampled and greedy play on held-out seeds, shared among the ranks; and one sampled episode to look at."""
-        tasks = self._share(self.config.evaluation.episodes)
+    def _evaluate(self, title: str) -> None:
+        """Sampled and greedy play on held-out seeds, shared among the ranks; keeps one episode to look at."""
+        seeds = self.players.share(self.config.evaluation.episodes)
         reports: Reports = {}
-        example: Trajectory | None = None
-        with self.display.phase(title, 2 * len(tasks)) as phase:
-            for agent in (self.agent(), self.agent(greedy=True)):
-                trajectories = self._play(agent, tasks, phase)
-                shared: list[Any] = [None, None]
+        examples: list[Trajectory] = []
+        with self.display.phase(title, 2 * len(seeds)) as phase:
+            for agent in (self.players.agent(), self.players.agent(greedy=True)):
+                collected = self.evaluation_envs.collect(
+                    agent,
+                    [EpisodeRequest(seed=seed, agent_seed=seed) for seed in seeds],
+                    on_episode=lambda *_: phase.advance(),
+                    allow_missing=True,
+                )
+                present = [seed for place, seed in enumerate(seeds) if place not in collected.missing]
+                indexed = list(zip(present, collected.trajectories, strict=True))
+                finished, failed = gather(indexed, collected.failed)
+                shared: Any = None
                 if is_main():
-                    report = summarise(self.config.env.id, agent.name, trajectories)
-                    shared = [report, next((t for t in trajectories if t.failure is None), None)]
-                dist.broadcast_object_list(shared, src=0)
-                reports[agent.name] = shared[0]
-                example = example or shared[1]
-        if example is None:
+                    shared = summarise(self.config.env.id, agent.name, [*finished, *failed]), finished[:1]
+                reports[agent.name], first = _from_main(shared)
+                examples += first
+        if not examples:
             raise RuntimeError(f"no evaluation episode of {self.config.env.id} finished")
-        return reports, example
+        self.example, self.evaluated, self.state.reports = examples[0], self.state.iteration, reports
+        for kind, report in reports.items():
+            self.state.metrics |= {f"evaluation/{kind}/{name}": value for name, value in report.metrics().items()}
+        self._call("on_evaluate")
 
-    def _play(self, agent: Agent, tasks: range, phase: Phase) -> list[Trajectory]:
-        collected = self.evaluation_envs.collect(
-            agent,
-            [EpisodeRequest(seed=task, agent_seed=task) for task in tasks],
-            on_episode=lambda *_: phase.advance(),
-            allow_missing=True,
+
+def _from_main(value: T) -> T:
+    """The main rank's value, on every rank; a collective."""
+    shared: list[Any] = [value]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def _warn_of_mismatch(iteration: int, metrics: Mapping[str, float]) -> None:
+    """Says so where the learner finds other log-probabilities than tokens were sampled with by the same weights."""
+    difference = metrics.get("mismatch/mean_abs", 0.0)
+    if difference > _LARGE_MISMATCH and not metrics["rollout/stale_share"]:
+        _log.warning(
+            "Iteration %d: the learner's log-probabilities differ from those of sampling by %.2g on average, with "
+            "the same weights; training does not optimise what is sampled. Does the policy compute the same model?",
+            *(iteration, difference),
         )
-        present = [task for place, task in enumerate(tasks) if place not in collected.missing]
-        indexed = list(zip(present, collected.trajectories, strict=True))
-        finished, failed = self._gather(indexed, collected.failed)
-        return finished + failed
-
-
-def _iteration_seed(config: TrainConfig, iteration: int) -> int:
-    return config.seed * 1_000_003 + iteration
-
-
-def _evaluation_metrics(reports: Reports) -> dict[str, float]:
-    return {
-        f"evaluation/{kind}/{name}": value
-        for kind, report in reports.items()
-        for name, value in report.metrics().items()
-    }

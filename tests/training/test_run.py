@@ -1,157 +1,57 @@
-"""What a run writes and returns, and what it says when something in the configuration does not fit."""
+"""What `train` says to a caller: of what does not fit or is hardly meant, and how to go on when it ends early."""
 
 import json
-import math
+import logging
 import os
 import subprocess
 import sys
-import threading
+import traceback
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from fakes import registered
 from pydantic import ValidationError
-from tiny_runs import metrics_of, tiny, trajectories_of
-from transformers import AutoModelForCausalLM
+from tiny_runs import tiny
 
-from envgym import Trajectory
+import envgym
 from envgym.engines.embedded.tiny_model import create_model
-from envgym.errors import CollectionError, ModelError, UnknownIdError, UnplayableError
+from envgym.errors import CheckpointError, CollectionError, ModelError, UnknownIdError, UnplayableError
+from envgym.rollout.seeds import FIRST_TRAINING_SEED
 from envgym.training import train
-from envgym.training.run_folder import RunFolder, read_config, read_metrics
-from envgym.training.trainer import Trainer
+from envgym.training.run_folder import CHECKPOINTS, RunFolder, continuation
 
 SCRIPT = Path(__file__).parent.parent / "tiny_runs.py"
 SHORT = {"num_iterations": 1, "warm_start": None, "evaluation": {"episodes": 2}, "kl": None}
 WORLD = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    return train(tiny(folder, num_iterations=2, checkpoint={"every": 1, "keep": 1}), progress=False)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"run_dir": "r"}, r"not a dict; make one with TrainConfig\(\*\*fields\)"),
+        ("quickstart", "not the str 'quickstart'; call a function of envgym.training.recipes, or read a file"),
+        (envgym.TrainConfig, r"not a ModelMetaclass; make one with TrainConfig\(\.\.\.\)"),
+        (None, r"not a NoneType; make one with TrainConfig\(\.\.\.\)"),
+    ],
+)
+def test_what_is_no_configuration_is_answered_with_what_to_pass(given, said):
+    with pytest.raises(ValueError, match=f"^train takes an envgym.TrainConfig, {said}"):
+        train(given)
 
 
-# -- what is left behind ---------------------------------------------------------------------------------------------
-
-
-def test_a_run_folder_holds_what_the_pages_say(run):
-    names = {path.name for path in run.run_dir.iterdir()}
-    assert names == {
-        ".lock",
-        "config.json",
-        "metrics.jsonl",
-        "trajectories.jsonl",
-        "tensorboard",
-        "checkpoints",
-        "initial_model",
-        "model",
-    }
-    assert [p.name for p in (run.run_dir / "checkpoints").iterdir()] == ["000002"]
-    assert list((run.run_dir / "tensorboard").iterdir())
-    assert read_config(run.run_dir) == tiny(run.run_dir, num_iterations=2, checkpoint={"every": 1, "keep": 1})
-
-
-def test_every_iteration_is_logged_once_and_every_episode_recorded(run):
-    lines = read_metrics(run.run_dir)
-    assert [line["iteration"] for line in lines] == [0, 1, 2]
-    assert {"warm_start/loss_first", "warm_start/loss_last", "evaluation/sampled/return"} <= lines[0].keys()
-    assert lines[0]["warm_start/loss_last"] < lines[0]["warm_start/loss_first"]
-    for name in ("critic/explained_variance", "policy/kl_reference", "episode/return", "time/collect_s", "time/sync_s"):
-        assert name in lines[1]
-    records = [Trajectory.from_json(line) for line in (run.run_dir / "trajectories.jsonl").read_text().splitlines()]
-    assert len(records) == 2 * 6 and all(record.failure is None for record in records)
-    assert len({record.seed for record in records}) == 12
-    returns = [record.total_reward for record in records[:6]]
-    assert lines[1]["episode/return"] == pytest.approx(sum(returns) / 6)
-    tokens = sum(record.num_action_tokens for record in records[:6])
-    assert lines[1]["batch/action_tokens"] == tokens
-
-
-def test_value_pretraining_comes_first_and_leaves_the_policy_alone(run):
-    lines = read_metrics(run.run_dir)
-    assert [line["critic/pretraining"] for line in lines[1:]] == [1.0, 1.0]
-    assert "policy/loss" not in lines[1]
-    assert lines[0]["evaluation/greedy/return"] == lines[2]["evaluation/greedy/return"]
-
-
-def test_versions_of_the_weights_are_those_of_the_iteration_before(run):
-    versions = [
-        {span["version"] for turn in record["turns"] for span in turn["version_spans"]}
-        for record in trajectories_of(run.run_dir)
-    ]
-    assert versions == [{0}] * 6 + [{1}] * 6
-
-
-def test_the_result_says_what_the_files_say(run):
-    assert run.model_dir == run.run_dir / "model"
-    assert run.before.keys() == run.after.keys() == {"sampled", "greedy"}
-    last = read_metrics(run.run_dir)[-1]
-    assert last["evaluation/sampled/return"] == run.after["sampled"].mean_return
-    assert {name: value for name, value in last.items() if name != "iteration"} == run.metrics
-    assert run.example.failure is None and run.example.turns
-    model = AutoModelForCausalLM.from_pretrained(run.model_dir)
-    assert sum(p.numel() for p in model.parameters()) == sum(
-        p.numel() for p in AutoModelForCausalLM.from_pretrained(run.run_dir / "initial_model").parameters()
-    )
-
-
-def test_a_run_leaves_threads_and_process_groups_as_they_were(tmp_path):
-    threads, running = torch.get_num_threads(), set(threading.enumerate())
-    train(tiny(tmp_path / "run", **SHORT, torch_threads=1), progress=False)
-    assert torch.get_num_threads() == threads
-    assert not torch.distributed.is_initialized()
-    left = set(threading.enumerate()) - running
-    assert not [thread for thread in left if thread.name.startswith("envgym")]
-
-
-def test_no_iteration_at_all_gives_the_warm_model(tmp_path):
-    result = train(tiny(tmp_path / "run", num_iterations=0), progress=False)
-    assert result.after["greedy"] == result.before["greedy"]
-    assert [line["iteration"] for line in metrics_of(result.run_dir)] == [0]
-
-
-def test_metrics_that_are_not_finite_are_written_as_null(tmp_path):
-    folder = RunFolder.create(tiny(tmp_path / "run"))
-    folder.log(1, {"a": math.nan, "b": math.inf, "c": 2.0})
-    folder.close()
-    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {
-        "iteration": 1,
-        "a": None,
-        "b": None,
-        "c": 2.0,
-    }
-
-
-# -- environments that fail ------------------------------------------------------------------------------------------
-
-
-def test_an_environment_that_sometimes_raises_is_trained_on_all_the_same(tmp_path):
-    env_id = registered(
-        "Flaky", kwargs={"fail_reset": lambda seed: seed % 4 == 0, "fail_step": lambda seed, turn: seed % 4 == 1}
-    )
-    config = tiny(tmp_path / "run", env={"id": env_id}, **SHORT)
-    result = train(config, progress=False)
-    records = trajectories_of(config.run_dir)
-    failed = [record for record in records if record["failure"] is not None]
-    assert len(records) - len(failed) == 6 and failed
-    assert all("OSError" in record["failure"] for record in failed)
-    assert result.metrics["episode/failed"] == len(failed)
-    finished = [sum(t["reward"] for t in record["turns"]) for record in records if record["failure"] is None]
-    assert result.metrics["episode/return"] == pytest.approx(sum(finished) / 6)
+# -- configurations that do not fit ------------------------------------------------------------------------------------
 
 
 def test_an_environment_that_always_raises_ends_the_run_with_its_failure(tmp_path):
     env_id = registered("Dead", kwargs={"fail_reset": lambda seed: seed >= 2**32})
-    with pytest.raises(CollectionError, match=r"commonest failure so far .* OSError: the sandbox did not start"):
+    said = r"commonest failure so far .* OSError: the sandbox did not start"
+    with pytest.raises(CollectionError, match=said) as caught:
         train(tiny(tmp_path / "run", env={"id": env_id}, **SHORT), progress=False)
+    assert caught.value.__notes__ == [continuation(tmp_path / "run")]
+    assert caught.value.__notes__[0].startswith("continue from iteration 0 with train(config, resume=True) or ")
     assert not torch.distributed.is_initialized()
     train(tiny(tmp_path / "next", env={"id": registered("Alive")}, **SHORT), progress=False)  # nothing is stuck
-
-
-# -- configurations that do not fit ----------------------------------------------------------------------------------
 
 
 def test_an_unknown_environment_is_named_with_the_nearest(tmp_path):
@@ -188,11 +88,13 @@ def test_fewer_episodes_than_minibatches_is_refused(tmp_path):
         tiny(tmp_path / "run", rollout={"episodes_per_iteration": 2}, update={"num_minibatches": 4})
 
 
-def test_a_run_folder_in_use_is_refused_and_left_alone(run, tmp_path):
-    before = (run.run_dir / "metrics.jsonl").read_text()
+def test_a_run_folder_in_use_is_refused_and_left_alone(tmp_path):
+    run_dir = tmp_path / "run"
+    RunFolder.create(tiny(run_dir)).close()
+    (run_dir / CHECKPOINTS / "000000").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"already holds a run; continue it with resume=True \(--resume\)"):
-        train(tiny(run.run_dir), progress=False)
-    assert (run.run_dir / "metrics.jsonl").read_text() == before
+        train(tiny(run_dir), progress=False)
+    assert (run_dir / CHECKPOINTS / "000000").is_dir()
     (tmp_path / "thesis.txt").write_text("precious")
     with pytest.raises(ValueError, match="is not an empty folder"):
         train(tiny(tmp_path), progress=False)
@@ -222,15 +124,6 @@ def test_a_context_shorter_than_the_first_prompt_is_an_error(tmp_path):
         train(tiny(tmp_path / "run", **{**SHORT, "model": model}), progress=False)
 
 
-def test_a_model_of_a_folder_is_trained_and_left_as_it_was(tmp_path):
-    folder = create_model(tmp_path / "model", **WORLD, context_length=192)
-    before = (folder / "model.safetensors").read_bytes()
-    result = train(tiny(tmp_path / "run", model={"kind": "folder", "path": str(folder)}, **SHORT), progress=False)
-    assert (folder / "model.safetensors").read_bytes() == before
-    assert not (tmp_path / "run" / "initial_model").exists()
-    assert result.model_dir.is_dir()
-
-
 @pytest.mark.slow
 def test_fewer_episodes_than_ranks_is_one_clear_sentence(tmp_path):
     config = tiny(
@@ -251,8 +144,129 @@ def test_fewer_episodes_than_ranks_is_one_clear_sentence(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("difference", "stale", "warned"), [(0.06, 0.0, True), (0.06, 0.5, False), (0.01, 0.0, False)])
-def test_a_policy_that_computes_another_model_is_noticed(difference, stale, warned, caplog):
-    metrics = {"mismatch/mean_abs": difference, "rollout/stale_share": stale}
-    Trainer._check_mismatch(SimpleNamespace(folder=object()), 3, metrics)  # type: ignore[arg-type]
-    assert ("Iteration 3: the learner's log-probabilities differ" in caplog.text) == warned
+# -- how to go on -----------------------------------------------------------------------------------------------------
+
+
+def test_where_an_environment_went_wrong_is_kept(tmp_path):
+    def broken(**kwargs):
+        return int("not a number")
+
+    config = tiny(tmp_path / "run", **{**SHORT, "env": {"id": registered("Broken", broken)}})
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        train(config, progress=False)
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "broken"
+
+
+def test_an_error_that_ends_no_run_says_nothing_of_going_on(tmp_path):
+    config = tiny(tmp_path / "run", **SHORT)
+    RunFolder.create(config).close()
+    (config.run_dir / CHECKPOINTS / "000002").mkdir(parents=True)
+    (config.run_dir / CHECKPOINTS / "000002" / "state.json").write_text("{}")
+    with pytest.raises(ValueError, match="already holds a run") as caught:
+        train(config, progress=False)
+    assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(CheckpointError) as caught:  # the checkpoint is damaged
+        train(config, resume=True, progress=False)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def interrupting(seed):
+    """As Ctrl-C in the main thread, where the first prompt is looked at."""
+    if seed == FIRST_TRAINING_SEED:
+        raise KeyboardInterrupt
+    return False
+
+
+def test_an_interruption_is_passed_on_and_says_how_the_run_goes_on(tmp_path):
+    env_id = registered("Interrupted", kwargs={"fail_reset": interrupting})
+    config = tiny(tmp_path / "run", env={"id": env_id}, **SHORT)
+    for checkpoint, note in (
+        (None, f"'{config.run_dir}' has no checkpoint yet: the same command starts the run again"),
+        ("000003", "continue from iteration 3 with train(config, resume=True) or `envgym train --resume "),
+    ):
+        if checkpoint is not None:
+            (config.run_dir / "checkpoints" / checkpoint).mkdir(parents=True)
+            (config.run_dir / "checkpoints" / checkpoint / "state.json").write_text("{}")
+        with pytest.raises(KeyboardInterrupt) as caught:
+            train(config, resume=checkpoint is not None, progress=False)
+        assert len(caught.value.__notes__) == 1 and caught.value.__notes__[0].startswith(note)
+
+
+# -- what is legal and hardly meant ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"actor": {}}, "actor.learning_rate is 1e-06, which suits large pretrained models; a new random model hardly"),
+        ({"rollout": {"max_turn_tokens": 193}}, r"rollout.max_turn_tokens \(193\) is more than the whole context of t"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_warned_of_at_the_start(tmp_path, caplog, sections, said):
+    rollout = {**tiny(tmp_path / "run").rollout.model_dump(), **sections.get("rollout", {})}
+    config = tiny(tmp_path / "run", **{**SHORT, **sections, "rollout": rollout, "env": {"id": "test/Nope-v0"}})
+    with pytest.raises(UnknownIdError):  # the warning comes before any work
+        train(config, progress=False)
+    [record] = [record for record in caplog.records if record.name == "envgym.training"]
+    assert record.levelno == logging.WARNING and record.getMessage().startswith(said.replace("\\", ""))
+
+
+def test_the_context_of_a_model_folder_is_known_too(tmp_path, caplog):
+    folder = create_model(tmp_path / "model", **WORLD, context_length=64)
+    sections = {"model": {"kind": "folder", "path": str(folder)}, "rollout": {"max_turn_tokens": 65}, "actor": {}}
+    with pytest.raises(UnknownIdError):
+        train(tiny(tmp_path / "run", **{**SHORT, **sections, "env": {"id": "test/Nope-v0"}}), progress=False)
+    [record] = [record for record in caplog.records if record.name == "envgym.training"]  # pretrained: the rate is fine
+    assert "max_turn_tokens (65) is more than the whole context of the model (64)" in record.getMessage()
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json, os, random, signal, sys, threading, warnings
+import gymnasium, numpy, torch, torch.distributed.fsdp, torch.distributed.checkpoint.state_dict, transformers
+
+def state():
+    return {
+        "random": hash(random.getstate()),
+        "numpy": hash(numpy.random.get_state()[1].tobytes()),
+        "torch": hash(torch.get_rng_state().numpy().tobytes()),
+        "warnings": repr(warnings.filters),
+        "showwarning": repr(warnings.showwarning),
+        "environ": dict(os.environ),
+        "dtype": repr(torch.get_default_dtype()),
+        "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "signals": {s.name: repr(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)},
+        "excepthook": repr(sys.excepthook),
+        "directory": os.getcwd(),
+        "path": list(sys.path),
+        "recursion": sys.getrecursionlimit(),
+        "running": sorted(thread.name for thread in threading.enumerate()),
+    }
+
+def changed(before):
+    return sorted(name for name, value in state().items() if value != before[name])
+
+random.seed(1), numpy.random.seed(2), torch.manual_seed(3)
+found = state()
+import envgym.training
+after_import = changed(found)
+from tiny_runs import tiny
+envgym.training.train(tiny(sys.argv[1] + "/run", num_iterations=1, torch_threads=2))
+print(json.dumps([after_import, changed(found)]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_finds_its_process_as_it_left_it(tmp_path):
+    (tmp_path / "script.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout) == [[], []]

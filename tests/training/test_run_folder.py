@@ -1,15 +1,27 @@
-"""What a run folder is cleared of, and what it never touches."""
+"""What a run folder is cleared of and never touches, and what a full disk does to it."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+from full_disk import files_of_at_most
+from tiny_learner import make_trajectory
+from tiny_runs import tiny
 
 from envgym.config import TrainConfig
-from envgym.errors import CheckpointError
+from envgym.errors import CheckpointError, StorageError
+from envgym.training import train
 from envgym.training.recipes import quickstart
-from envgym.training.run_folder import CHANGEABLE, CHECKPOINTS, SERVERS, RunFolder, read_config
+from envgym.training.run_folder import (
+    CHANGEABLE,
+    CHECKPOINTS,
+    SERVERS,
+    TRAJECTORIES,
+    RunFolder,
+    continuation,
+    read_config,
+)
 
 
 def test_a_run_that_never_reached_a_checkpoint_gives_way(tmp_path):
@@ -105,3 +117,58 @@ def test_every_field_that_may_change_exists():
         assert section in TrainConfig.model_fields
         if field:
             assert field in type(getattr(served("run"), section)).model_fields, path
+
+
+def test_trajectories_that_find_no_room_say_from_where_to_continue(tmp_path):
+    folder = RunFolder.create(tiny(tmp_path / "run"))
+    for name in ("000000", "000020"):
+        (folder.path / CHECKPOINTS / name).mkdir(parents=True)
+        (folder.path / CHECKPOINTS / name / "state.json").write_text("{}")
+    (folder.path / CHECKPOINTS / "000030").mkdir()  # empty, so it was never a checkpoint
+    trajectory = make_trajectory(1)
+    folder.record([trajectory])
+    before = (folder.path / TRAJECTORIES).read_bytes()
+    with files_of_at_most(len(before) + 10), pytest.raises(StorageError) as caught:
+        folder.record([trajectory, trajectory])
+    assert f"'{folder.path / TRAJECTORIES}' could not be written" in str(caught.value)
+    how = f"continue from iteration 20 with train(config, resume=True) or `envgym train --resume {folder.path}`"
+    assert how in str(caught.value)
+    assert (folder.path / TRAJECTORIES).read_bytes() == before
+    folder.close()
+
+
+def test_a_config_that_finds_no_room_leaves_no_run_behind(tmp_path):
+    with files_of_at_most(10), pytest.raises(StorageError, match=r"config.json' could not be written"):
+        RunFolder.create(tiny(tmp_path / "run"))
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == [".lock"]
+    RunFolder.create(tiny(tmp_path / "run")).close()
+
+
+def test_how_a_run_goes_on_depends_on_its_checkpoints(tmp_path):
+    assert continuation(tmp_path) == f"'{tmp_path}' has no checkpoint yet: the same command starts the run again"
+    (tmp_path / CHECKPOINTS / "000007").mkdir(parents=True)
+    (tmp_path / CHECKPOINTS / "000007" / "state.json").write_text("{}")
+    assert continuation(tmp_path).startswith("continue from iteration 7 with ")
+
+
+@pytest.mark.slow
+def test_a_run_that_met_a_full_disk_ends_where_it_would_have_once_there_is_room(tmp_path):
+    """The limit lies between a small record and a model, first for the checkpoint, then for the exported model."""
+    sections = {"warm_start": None, "kl": None, "num_iterations": 2, "checkpoint": {"every": 1}}
+    whole = train(tiny(tmp_path / "whole", **sections), progress=False)
+    config = tiny(tmp_path / "run", **{**sections, "num_iterations": 1})
+    train(config, progress=False)
+    longer = tiny(tmp_path / "run", **sections)
+    with (
+        files_of_at_most(60_000),
+        pytest.raises(StorageError, match=r"000002' could not be .*000001' before it is"),
+    ):
+        train(longer, resume=True, progress=False)
+    with files_of_at_most((whole.run_dir / TRAJECTORIES).stat().st_size + 1), pytest.raises(StorageError):
+        train(longer, resume=True, progress=False)
+    result = train(longer, resume=True, progress=False)
+    assert (result.model_dir / "model.safetensors").read_bytes() == (whole.model_dir / "model.safetensors").read_bytes()
+    with files_of_at_most(20_000), pytest.raises(StorageError, match=r"run/model' could not be written \(.*export it"):
+        train(longer, resume=True, progress=False)
+    assert (result.model_dir / "model.safetensors").read_bytes() == (whole.model_dir / "model.safetensors").read_bytes()
+    assert not list(result.run_dir.glob(".model.*"))

@@ -1,4 +1,4 @@
-"""Where nothing ever ends, what a learner believes about a cut decides what it learns."""
+"""Recipes are not warned of, and what a learner believes about a cut decides what it learns where nothing ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+
+from envgym.training.recipes import RECIPES, upkeep
+from envgym.training.run import _advice
 
 
 def trained_reward(folder: str, zeroed: bool) -> tuple[float, float]:
@@ -15,7 +18,6 @@ def trained_reward(folder: str, zeroed: bool) -> tuple[float, float]:
     from blind_learner import zeroed_bootstrap
 
     from envgym.training import train
-    from envgym.training.recipes import upkeep
 
     with zeroed_bootstrap() if zeroed else nullcontext():
         result = train(upkeep(Path(folder), seed=0), progress=False)
@@ -32,3 +34,8 @@ def test_a_truncation_that_is_bootstrapped_teaches_upkeep_and_a_zeroed_one_ruins
     assert kept > before + 0.05
     assert zeroed < before
     assert kept - zeroed > 0.12
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_not_warned_of(tmp_path, recipe):
+    assert _advice(RECIPES[recipe](tmp_path / "run")) == []
