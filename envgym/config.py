@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -195,9 +195,18 @@ class OptimizerConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this global norm.")
 
 
-class AdvantageConfig(Section):
-    """From rewards and values to advantages and value targets."""
+class EstimatorConfig(Section):
+    """What holds for advantages of every kind."""
 
+    whiten: Literal["batch", "minibatch", "none"] = Field("batch", description="Scope of advantage whitening.")
+    recompute_each_epoch: bool = Field(False, description="Recompute values and advantages with the updated critic.")
+
+
+class GAEEstimatorConfig(EstimatorConfig):
+    """Generalised advantage estimation over action tokens: from rewards and values to advantages and value targets."""
+
+    kind: Literal["gae"] = "gae"
+    needs_critic: ClassVar[bool] = True
     gamma: float = Field(1.0, ge=0, le=1, description="Discount.")
     discount_per: Literal["turn", "token"] = Field(
         "turn", description="Where gamma applies; per turn spares wordy turns."
@@ -210,16 +219,19 @@ class AdvantageConfig(Section):
         description="Length-adaptive policy lambda 1 - 1/(alpha*l) (VAPO: .05); None uses gae_lambda_policy.",
     )
     gae_lambda_min: float = Field(0.0, ge=0, le=1, description="Floor of the length-adaptive lambda.")
-    whiten: Literal["batch", "minibatch", "none"] = Field("batch", description="Scope of advantage whitening.")
-    recompute_each_epoch: bool = Field(False, description="Recompute values and advantages with the updated critic.")
 
 
-class PolicyLossConfig(Section):
-    """The clipped policy objective."""
+class CustomEstimatorConfig(EstimatorConfig):
+    """An estimator that a script handed to `train`, which writes this section."""
 
-    clip_low: float = Field(0.2, ge=0, description="Lower clip of the ratio, 1 - clip_low.")
-    clip_high: float = Field(0.2, ge=0, description="Upper clip, 1 + clip_high; clip-higher is .28 (DAPO).")
-    dual_clip: float | None = Field(None, gt=1, description="Cap of the loss for negative advantages (usually 3).")
+    kind: Literal["custom"] = "custom"
+    name: str = Field(description="Where its class is: module:Class, or script.py:Class.")
+    needs_critic: bool = Field(description="Whether the run has a critic.")
+
+
+class LossConfig(Section):
+    """What holds for policy losses of every kind."""
+
     entropy_coefficient: float = Field(0.0, description="Weight of the entropy bonus.")
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = Field(
         "token-mean", description="How token losses become one number; counts are global."
@@ -228,6 +240,22 @@ class PolicyLossConfig(Section):
         "none", description="Correction for the gap between serving and training log-probabilities."
     )
     importance_cap: float = Field(2.0, gt=0, description="Largest weight of truncated importance sampling.")
+
+
+class PPOClipLossConfig(LossConfig):
+    """The clipped policy objective."""
+
+    kind: Literal["ppo_clip"] = "ppo_clip"
+    clip_low: float = Field(0.2, ge=0, description="Lower clip of the ratio, 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="Upper clip, 1 + clip_high; clip-higher is .28 (DAPO).")
+    dual_clip: float | None = Field(None, gt=1, description="Cap of the loss for negative advantages (usually 3).")
+
+
+class CustomLossConfig(LossConfig):
+    """A loss that a script handed to `train`, which writes this section."""
+
+    kind: Literal["custom"] = "custom"
+    name: str = Field(description="Where its class or function is: module:name, or script.py:name.")
 
 
 class ValuePretrainingConfig(Section):
@@ -285,6 +313,10 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=1, description="How many to keep.")
 
 
+RENAMED_SECTIONS = {"advantages": "estimator", "policy_loss": "loss"}
+"""Sections of earlier versions, by which stored configurations are still read."""
+
+
 class TrainConfig(Section):
     """A whole training run.
 
@@ -314,12 +346,29 @@ class TrainConfig(Section):
     )
     actor: OptimizerConfig = Field(default_factory=OptimizerConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
-    advantages: AdvantageConfig = Field(default_factory=AdvantageConfig)
-    policy_loss: PolicyLossConfig = Field(default_factory=PolicyLossConfig)
+    estimator: Annotated[GAEEstimatorConfig | CustomEstimatorConfig, Field(discriminator="kind")] = Field(
+        default_factory=GAEEstimatorConfig, description="From rewards and values to advantages."
+    )
+    loss: Annotated[PPOClipLossConfig | CustomLossConfig, Field(discriminator="kind")] = Field(
+        default_factory=PPOClipLossConfig, description="What the policy minimises."
+    )
     kl: KLConfig | None = Field(None, description="KL penalty against a frozen reference; None keeps no reference.")
     update: UpdateConfig = Field(default_factory=UpdateConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sections_by_name(cls, data: Any) -> Any:
+        """Refuses names of earlier versions, and lets a section of the default kind leave its kind out."""
+        if not isinstance(data, dict):
+            return data
+        for old, new in RENAMED_SECTIONS.items():
+            if old in data:
+                raise ValueError(f"the section '{old}' is called '{new}' now")
+        defaults = {"estimator": "gae", "loss": "ppo_clip"}
+        kinds = {name: kind for name, kind in defaults.items() if isinstance(data.get(name), dict)}
+        return data | {name: {"kind": kind, **data[name]} for name, kind in kinds.items()}
 
     @model_validator(mode="after")
     def _batch_fits(self) -> TrainConfig:
@@ -333,6 +382,8 @@ class TrainConfig(Section):
                 f"rollout.max_policy_lag ({self.rollout.max_policy_lag}) above 0 samples while the learner works: it "
                 f"needs policy.kind 'sglang' with servers that are not colocated"
             )
+        if self.critic.pretraining is not None and not self.estimator.needs_critic:
+            raise ValueError("critic.pretraining needs a critic, and this estimator needs none; leave it out")
         kl = self.kl
         if kl is not None and kl.target is not None and self.rollout.episodes_per_iteration >= 5 * kl.horizon:
             raise ValueError(

@@ -11,7 +11,7 @@ from envgym.config import (
     EnvConfig,
     NewModel,
     OptimizerConfig,
-    PolicyLossConfig,
+    PPOClipLossConfig,
     RolloutConfig,
     WarmStartConfig,
 )
@@ -24,7 +24,7 @@ config = envgym.TrainConfig(
     rollout=RolloutConfig(episodes_per_iteration=160, max_turn_tokens=16),
     actor=OptimizerConfig(learning_rate=7e-4),
     critic=CriticConfig(optimizer=OptimizerConfig(learning_rate=2e-3)),
-    policy_loss=PolicyLossConfig(entropy_coefficient=0.01),
+    loss=PPOClipLossConfig(entropy_coefficient=0.01),
     num_iterations=30,
     torch_threads=1,
 )

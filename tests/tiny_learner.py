@@ -65,8 +65,8 @@ EVERYTHING: dict[str, Any] = {
     "critic": {"optimizer": {"learning_rate": 5e-3}, "head_init": "orthogonal", "value_clip": 0.1},
     "kl": {"beta": 0.05, "estimator": "k3", "target": 0.01, "horizon": 20.0},
     "update": {"num_epochs": 2, "num_minibatches": 3},
-    "advantages": {"gamma": 0.95, "gae_length_alpha": 0.5},
-    "policy_loss": {
+    "estimator": {"gamma": 0.95, "gae_length_alpha": 0.5},
+    "loss": {
         "clip_high": 0.28,
         "dual_clip": 1.5,
         "entropy_coefficient": 0.01,
@@ -127,11 +127,12 @@ def make_samples(count: int = 7) -> list[Sample]:
     ]
 
 
-def make_learner(config: TrainConfig, lm: Any = None) -> Learner:
-    """A learner on the ranks of the present process group."""
+def make_learner(config: TrainConfig, lm: Any = None, **seams: Any) -> Learner:
+    """A learner on the ranks of the present process group; `seams` are its loss and estimator."""
     lm = make_lm(getattr(torch, config.dtype)) if lm is None else copy.deepcopy(lm)
-    learner = Learner(lm, config, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), device=CPU)
-    learner.critic.init_head(config.critic.head_init, seed=config.seed)
+    learner = Learner(lm, config, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), device=CPU, **seams)
+    if learner.critic is not None:
+        learner.critic.init_head(config.critic.head_init, seed=config.seed)
     return learner
 
 

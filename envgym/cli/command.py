@@ -391,5 +391,3 @@ def _compare(arguments: argparse.Namespace) -> None:
     console = Console()
     print_tables(console, [comparison_table(comparison, str(arguments.a), str(arguments.b))])
     console.print("\n".join(left_out(comparison)), markup=False, highlight=False, soft_wrap=True)
-
-

@@ -6,56 +6,72 @@ import heapq
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from envgym.learner.gae import place_rewards
 from envgym.types import Trajectory, TruncationReason
 
+ENDINGS = ("terminated", *(reason.value for reason in TruncationReason))
 _MID_TURN = (TruncationReason.RESPONSE_LENGTH, TruncationReason.CONTEXT_OVERFLOW)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One trajectory in arrays of equal length T, cheap to send between ranks.
+    """One trajectory in arrays of equal length T, cheap to send between ranks. An example of two turns:
+
+        token_ids    P   P   a   b   O   c   F        P prompt, O observation, F final one; a, b, c sampled
+        action_mask  0   0   1   1   0   1   0
+        turn_ids     0   0   0   0   1   1   1
+        turn_steps   0   0   0   1   0   1   0        environment steps until the next sampled token, or the end
+        rewards      0   0   0  r_0  0  r_1  0        of a step, on the last sampled token of its turn
 
     Attributes:
         index: Position in the global batch; orders samples the same way on any number of ranks.
+        group: Trajectories that share it played the same task from the same seed, for baselines over a group.
         token_ids: int64 [T], observations and actions in order.
         action_mask: bool [T], true on sampled tokens.
         turn_ids: int64 [T], the turn a token belongs to.
+        turn_steps: int64 [T], on action tokens the environment steps completed before the next action token, on the
+            last one those before the state to bootstrap from: 0 inside a turn and at a cut in mid-generation.
         behavior_logprobs: float64 [T], 0 outside the mask.
-        step_rewards: float64 [N], reward of each turn.
+        rewards: float64 [T], 0 outside the mask.
         terminated: False is a truncation, whose last state is bootstrapped.
-        mid_turn_cut: The last turn was cut in mid-generation.
-        ending: Name of the ending, for diagnostics.
-        success: Whether the task was solved, if it says so.
-        support: For each action token in order the ids that could have been drawn; None where nothing was cut.
+        ending: Name of the ending, one of `ENDINGS`, for diagnostics.
+        support: For each action token in order the ids that could have been drawn: int32 ids end to end, and int64
+            numbers of ids. None where nothing was cut.
     """
 
     index: int
+    group: int
     token_ids: np.ndarray
     action_mask: np.ndarray
     turn_ids: np.ndarray
+    turn_steps: np.ndarray
     behavior_logprobs: np.ndarray
-    step_rewards: np.ndarray
+    rewards: np.ndarray
     terminated: bool
-    mid_turn_cut: bool
     ending: str
-    success: bool | None
-    support: tuple[tuple[int, ...], ...] | None
+    support: tuple[np.ndarray, np.ndarray] | None
 
     @property
     def length(self) -> int:
         return len(self.token_ids)
 
 
-def make_sample(trajectory: Trajectory, index: int) -> Sample:
+def make_sample(trajectory: Trajectory, index: int, *, group: int | None = None) -> Sample:
     """The arrays of a finished trajectory.
+
+    The reward of a turn without action tokens goes to the last action token before it or, where there is none, to the
+    first one after it (`envgym.learner.gae.place_rewards` does the same for tensors).
+
+    Args:
+        trajectory: With token ids and log-probabilities.
+        index: See `Sample`.
+        group: See `Sample`; None is a group of its own, numbered like the index.
 
     Raises:
         ValueError: The episode failed, has no action token, lacks log-probabilities for some, holds a number that is
@@ -65,18 +81,29 @@ def make_sample(trajectory: Trajectory, index: int) -> Sample:
     if trajectory.failure is not None:
         raise ValueError(f"{where} failed ({trajectory.failure}); leave failed episodes out of the batch")
     ids, mask = trajectory.token_stream()
-    if not any(mask):
+    num_actions = sum(mask)
+    if not num_actions:
         raise ValueError(
             f"{where} has no action token, so there is nothing to train on; did an agent without tokens play it?"
         )
-    if ids and mask[0]:
+    if mask[0]:
         raise ValueError(
             f"{where} begins with a sampled token, whose state has no token to be valued at; give it a prompt"
         )
-    logprobs = np.zeros(len(ids))
-    turn_ids = np.zeros(len(ids), dtype=np.int64)
-    position = 0
+    mid_turn_cut = (
+        trajectory.truncation_reason in _MID_TURN
+        and not trajectory.turns[-1].executed
+        and trajectory.turns[-1].finish_reason in ("length", "context")
+    )
+    context_full = trajectory.truncation_reason is TruncationReason.CONTEXT_OVERFLOW
+    if trajectory.truncated and not (mid_turn_cut or context_full or trajectory.final_observation_ids):
+        raise ValueError(f"{where} was truncated but has no tokens of its final observation to bootstrap from")
+
+    turn_ids = np.full(len(ids), len(trajectory.turns) - 1, dtype=np.int64)
+    turn_steps = np.zeros(len(ids), dtype=np.int64)
+    logprobs, rewards = np.zeros(len(ids)), np.zeros(len(ids))
     support: list[tuple[int, ...]] = []
+    position, first, last = 0, mask.index(True), -1
     for number, turn in enumerate(trajectory.turns):
         if len(turn.behavior_logprobs) != len(turn.action_ids):
             raise ValueError(
@@ -87,38 +114,59 @@ def make_sample(trajectory: Trajectory, index: int) -> Sample:
         end = start + len(turn.action_ids)
         turn_ids[position:end] = number
         logprobs[start:end] = turn.behavior_logprobs
+        support += turn.support or ()
+        if end > start:
+            last = end - 1
+        rewards[last if last >= 0 else first] += turn.reward
+        if last >= 0:  # steps before the first action token lie between no two of them
+            turn_steps[last] += 1
         position = end
-        if turn.support is not None:
-            support += turn.support
-    turn_ids[position:] = max(len(trajectory.turns) - 1, 0)
-    rewards = np.array([turn.reward for turn in trajectory.turns])
+    turn_steps[last] -= mid_turn_cut  # its step was never completed
     if not (np.isfinite(rewards).all() and np.isfinite(logprobs).all()):
         raise ValueError(f"{where} holds a reward or a log-probability that is not finite")
-    mid_turn_cut = (
-        trajectory.truncation_reason in _MID_TURN
-        and not trajectory.turns[-1].executed
-        and trajectory.turns[-1].finish_reason in ("length", "context")
-    )
-    if trajectory.truncated and not mid_turn_cut and not trajectory.final_observation_ids:
-        context_full = trajectory.truncation_reason is TruncationReason.CONTEXT_OVERFLOW
-        if not context_full:
-            raise ValueError(f"{where} was truncated but has no tokens of its final observation to bootstrap from")
-    num_actions = sum(mask)
+    assert math.isclose(math.fsum(rewards), math.fsum(t.reward for t in trajectory.turns), rel_tol=1e-9, abs_tol=1e-9)
     if support and len(support) != num_actions:
         raise ValueError(f"{where} has a sampling support for only {len(support)} of {num_actions} action tokens")
     return Sample(
         index=index,
+        group=index if group is None else group,
         token_ids=np.array(ids, dtype=np.int64),
         action_mask=np.array(mask),
         turn_ids=turn_ids,
+        turn_steps=turn_steps,
         behavior_logprobs=logprobs,
-        step_rewards=rewards,
+        rewards=rewards,
         terminated=trajectory.terminated,
-        mid_turn_cut=mid_turn_cut,
         ending=trajectory.ending,
-        success=trajectory.success,
-        support=tuple(support) or None,
+        support=_flat(support) if support else None,
     )
+
+
+def _flat(support: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    sizes = np.array([len(ids) for ids in support], dtype=np.int64)
+    return np.fromiter((i for ids in support for i in ids), dtype=np.int32, count=int(sizes.sum())), sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Supports:
+    """For each of K tokens the ids it was drawn from, end to end; no ids stand for the whole vocabulary.
+
+    Attributes:
+        ids: int32 [S], S the number of all ids.
+        sizes: int64 [K].
+    """
+
+    ids: Tensor
+    sizes: Tensor
+
+    def __getitem__(self, tokens: Tensor | slice) -> Supports:
+        """The supports of some tokens."""
+        sizes = self.sizes[tokens]
+        begins = (self.sizes.cumsum(0) - self.sizes)[tokens]
+        # Each id's distance from the first id of its token, added to where that one lies.
+        shift = begins - (sizes.cumsum(0) - sizes)
+        places = torch.arange(int(sizes.sum()), device=sizes.device) + shift.repeat_interleave(sizes)
+        return Supports(self.ids[places], sizes)
 
 
 @dataclass(slots=True)
@@ -129,99 +177,128 @@ class Batch:
         token_ids: int64 [B, T]; 0 in the padding.
         action_mask: bool [B, T], set at collection and never edited.
         loss_mask: bool [B, T], the action tokens that are trained on.
-        turn_ids: int64 [B, T].
+        turn_ids, turn_steps: int64 [B, T], see `Sample`.
         lengths: int64 [B].
-        num_turns: int64 [B].
-        terminated, mid_turn_cut: bool [B].
+        groups: int64 [B], see `Sample`.
+        endings: int64 [B], places in `ENDINGS`.
+        terminated: bool [B].
         behavior_logprobs: [B, T].
-        rewards: [B, T], placed on action tokens.
-        supports: int64 [B, T, S] ids that could have been drawn, -1 in the padding; None where nothing was cut.
-        proximal_logprobs, ref_logprobs, values, advantages, value_targets: [B, T].
+        rewards: [B, T], nonzero on action tokens only.
+        supports: Of the action tokens, row after row; None where nothing was cut.
+        proximal_logprobs, values, old_values, advantages, value_targets: [B, T]; old values are those from before the
+            first update. Without a critic the values and their targets stay 0.
         bootstrap_value: [B], 0 where terminated.
+        ref_logprobs, weights: [B, T], of the frozen reference and of importance sampling; None without.
     """
 
-    samples: list[Sample]
     token_ids: Tensor
     action_mask: Tensor
     loss_mask: Tensor
     turn_ids: Tensor
+    turn_steps: Tensor
     lengths: Tensor
-    num_turns: Tensor
+    groups: Tensor
+    endings: Tensor
     terminated: Tensor
-    mid_turn_cut: Tensor
     behavior_logprobs: Tensor
     rewards: Tensor
-    supports: Tensor | None
+    supports: Supports | None
     proximal_logprobs: Tensor
     values: Tensor
+    old_values: Tensor
     bootstrap_value: Tensor
     advantages: Tensor
     value_targets: Tensor
     ref_logprobs: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def size(self) -> int:
-        return len(self.samples)
+        return len(self.lengths)
+
+    def select(self, rows: Tensor) -> Batch:
+        """A micro-batch: some rows, cropped to the longest of them.
+
+        No rows give one dummy row of two tokens that is masked throughout: a micro-batch is a collective, and a rank
+        without rows of its own must compute on something.
+
+        Args:
+            rows: int64 [b].
+        """
+        if not len(rows):
+            return self._dummy()
+        width = int(self.lengths[rows].max())
+        supports = self.supports
+        if supports is not None:
+            number = (self.action_mask.flatten().cumsum(0) - 1).view_as(self.token_ids)
+            supports = supports[number[rows][self.action_mask[rows]]]
+        tensors = {
+            name: value[rows] if value.ndim == 1 else value[rows, :width] for name, value in self._tensors().items()
+        }
+        return Batch(**tensors, supports=supports)
+
+    def _dummy(self) -> Batch:
+        tensors = {
+            name: value.new_zeros(1) if value.ndim == 1 else value.new_zeros(1, 2)
+            for name, value in self._tensors().items()
+        }
+        tensors["lengths"] += 2
+        return Batch(**tensors, supports=None if self.supports is None else self.supports[:0])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def collate(samples: Sequence[Sample], *, dtype: torch.dtype, device: torch.device) -> Batch:
-    """Pads samples into a batch on a device. A rank without samples gets tensors of shape [0, 1].
+    """Pads samples into a batch on a device. A rank without samples gets tensors of shape [0, 2].
 
     Args:
         samples: May be empty.
         dtype: Type of the floating-point tensors.
         device: Where to put them.
     """
-    batch, width = len(samples), max((sample.length for sample in samples), default=1)
-    num_steps = max((len(sample.step_rewards) for sample in samples), default=1)
+    width = max((sample.length for sample in samples), default=2)
 
     def padded(name: str, like: torch.dtype) -> Tensor:
-        out = torch.zeros(batch, width, dtype=like)
+        out = torch.zeros(len(samples), width, dtype=like)
         for row, sample in enumerate(samples):
-            values = torch.from_numpy(getattr(sample, name))
-            out[row, : sample.length] = values.to(like)
-        return out
+            out[row, : sample.length] = torch.from_numpy(getattr(sample, name)).to(like)
+        return out.to(device)
 
-    step_rewards = torch.zeros(batch, num_steps, dtype=torch.float64)
-    for row, sample in enumerate(samples):
-        step_rewards[row, : len(sample.step_rewards)] = torch.from_numpy(sample.step_rewards)
-    action_mask, turn_ids = padded("action_mask", torch.bool), padded("turn_ids", torch.int64)
-    rewards = place_rewards(step_rewards, turn_ids, action_mask)
-    placed, given = math.fsum(rewards.flatten().tolist()), math.fsum(step_rewards.flatten().tolist())
-    assert math.isclose(placed, given, rel_tol=1e-9, abs_tol=1e-9), "rewards were lost on the way to the learner"
-    zeros = torch.zeros(batch, width, dtype=dtype, device=device)
+    def column(values: list[int], like: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=like, device=device)
+
+    action_mask, zeros = padded("action_mask", torch.bool), torch.zeros(len(samples), width, dtype=dtype, device=device)
     return Batch(
-        samples=list(samples),
-        token_ids=padded("token_ids", torch.int64).to(device),
-        action_mask=action_mask.to(device),
-        loss_mask=action_mask.to(device),
-        turn_ids=turn_ids.to(device),
-        lengths=torch.tensor([sample.length for sample in samples], dtype=torch.int64, device=device),
-        num_turns=torch.tensor([len(sample.step_rewards) for sample in samples], dtype=torch.int64, device=device),
-        terminated=torch.tensor([sample.terminated for sample in samples], dtype=torch.bool, device=device),
-        mid_turn_cut=torch.tensor([sample.mid_turn_cut for sample in samples], dtype=torch.bool, device=device),
-        behavior_logprobs=padded("behavior_logprobs", dtype).to(device),
-        rewards=rewards.to(device, dtype),
-        supports=_padded_supports(samples, action_mask, device),
+        token_ids=padded("token_ids", torch.int64),
+        action_mask=action_mask,
+        loss_mask=action_mask.clone(),
+        turn_ids=padded("turn_ids", torch.int64),
+        turn_steps=padded("turn_steps", torch.int64),
+        lengths=column([sample.length for sample in samples]),
+        groups=column([sample.group for sample in samples]),
+        endings=column([ENDINGS.index(sample.ending) for sample in samples]),
+        terminated=column([sample.terminated for sample in samples], torch.bool),
+        behavior_logprobs=padded("behavior_logprobs", dtype),
+        rewards=padded("rewards", dtype),
+        supports=_collated_supports(samples, device),
         proximal_logprobs=zeros.clone(),
         values=zeros.clone(),
-        bootstrap_value=torch.zeros(batch, dtype=dtype, device=device),
+        old_values=zeros.clone(),
+        bootstrap_value=torch.zeros(len(samples), dtype=dtype, device=device),
         advantages=zeros.clone(),
         value_targets=zeros.clone(),
     )
 
 
-def _padded_supports(samples: Sequence[Sample], action_mask: Tensor, device: torch.device) -> Tensor | None:
-    """int64 [B, T, S]; a token without a recorded support gets -1 throughout, which stands for the whole vocabulary."""
-    widest = max((len(ids) for sample in samples for ids in sample.support or ()), default=0)
-    if widest == 0:
+def _collated_supports(samples: Sequence[Sample], device: torch.device) -> Supports | None:
+    if all(sample.support is None for sample in samples):
         return None
-    out = torch.full((*action_mask.shape, widest), -1, dtype=torch.int64)
-    for row, sample in enumerate(samples):
-        columns = action_mask[row].nonzero().flatten().tolist()
-        for column, ids in zip(columns, sample.support or (), strict=False):
-            out[row, column, : len(ids)] = torch.tensor(ids)
-    return out.to(device)
+    none = np.zeros(0, dtype=np.int32)
+    parts = [s.support or (none, np.zeros(s.action_mask.sum(), dtype=np.int64)) for s in samples]
+    ids, sizes = (torch.from_numpy(np.concatenate(column)).to(device) for column in zip(*parts, strict=True))
+    return Supports(ids, sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ from envgym.model_folder import quiet
 from envgym.weights import weight_buckets
 
 MANIFEST, _STATE = "manifest.json", "state.json"
-_SCALARS = ("iteration", "actor_updates", "critic_updates", "kl")
 _log = logging.getLogger(__name__)
 
 
@@ -63,8 +62,7 @@ def save_checkpoint(folder: Path, learner: Learner, state: dict[str, Any], *, it
     tensors = _tensors(learner)
     scalars = {
         "iteration": iteration,
-        "actor_updates": learner.actor_optimizer.num_updates,
-        "critic_updates": learner.critic_optimizer.num_updates,
+        **{f"{name}_updates": optimizer.num_updates for name, optimizer in learner.optimizers.items()},
         "kl": None if learner.kl is None else learner.kl.state_dict(),
     }
     text = json.dumps({**state, "learner": scalars})
@@ -195,7 +193,8 @@ def _load(path: Path, learner: Learner, needs: Sequence[str]) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
         scalars = state.get("learner", {})
         lacking = [key for key in needs if key not in state]
-        lacking += [f"learner.{key}" for key in _SCALARS if key not in scalars]
+        wanted = ("iteration", "kl", *(f"{name}_updates" for name in learner.optimizers))
+        lacking += [f"learner.{key}" for key in wanted if key not in scalars]
         if lacking:
             raise CheckpointError(f"{_STATE} lacks {', '.join(lacking)}")
         if learner.kl is not None and scalars["kl"] is None:
@@ -205,12 +204,11 @@ def _load(path: Path, learner: Learner, needs: Sequence[str]) -> dict[str, Any]:
     except (Exception, CheckpointException) as error:
         cause = str(error) if isinstance(error, CheckpointError) else _cause(error)
         raise _unloadable(path, cause) from _root(error)
-    for name, module in _modules(learner).items():
+    for name, module in learner.modules.items():
         set_model_state_dict(module, tensors[name])
-    for name, (module, adam) in _optimizers(learner).items():
-        set_optimizer_state_dict(module, adam, tensors[name])
-    learner.actor_optimizer.num_updates = scalars["actor_updates"]
-    learner.critic_optimizer.num_updates = scalars["critic_updates"]
+    for name, optimizer in learner.optimizers.items():
+        set_optimizer_state_dict(optimizer.module, optimizer.adam, tensors[f"{name}_optimizer"])
+        optimizer.num_updates = scalars[f"{name}_updates"]
     if learner.kl is not None:
         learner.kl.load_state_dict(scalars["kl"])
     return state
@@ -240,21 +238,11 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("[0-9]" * 6) if path.is_dir() and any(path.iterdir()))
 
 
-def _modules(learner: Learner) -> dict[str, Any]:
-    modules = {"actor": learner.actor, "critic": learner.critic}
-    return modules if learner.reference is None else {**modules, "reference": learner.reference}
-
-
-def _optimizers(learner: Learner) -> dict[str, Any]:
-    return {
-        "actor_optimizer": (learner.actor, learner.actor_optimizer.adam),
-        "critic_optimizer": (learner.critic, learner.critic_optimizer.adam),
-    }
-
-
 def _tensors(learner: Learner) -> dict[str, Any]:
-    state = {name: get_model_state_dict(module) for name, module in _modules(learner).items()}
-    return state | {name: get_optimizer_state_dict(*pair) for name, pair in _optimizers(learner).items()}
+    tensors: dict[str, Any] = {name: get_model_state_dict(module) for name, module in learner.modules.items()}
+    for name, optimizer in learner.optimizers.items():
+        tensors[f"{name}_optimizer"] = get_optimizer_state_dict(optimizer.module, optimizer.adam)
+    return tensors
 
 
 def export_model(folder: Path, learner: Learner, tokenizer: Any) -> Path:

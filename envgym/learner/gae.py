@@ -1,9 +1,9 @@
 """Generalised advantage estimation over action tokens, over turns, and over both; and where a step's reward goes.
 
-Everything here is a pure function of [B, T] tensors, one trajectory per row. Only action tokens take part: rows are
-first compacted to them, so neither padding, nor the observation tokens between turns, nor what rewards, values,
-discounts and turn ids hold there (NaN and inf too) can change a result. Positions outside the mask get 0. Sums are
-accumulated in float64 and returned in the dtype of the input; no gradient flows. An example:
+The functions are pure functions of [B, T] tensors, one trajectory per row. Only action tokens take part: rows are first
+compacted to them, so neither padding, nor the observation tokens between turns, nor what rewards, values, discounts and
+turn ids hold there (NaN and inf too) can change a result. Positions outside the mask get 0. Sums are accumulated in
+float64 and returned in the dtype of the input; no gradient flows. An example:
 
     token        P   P   a   a   O   O   a   pad        P prompt, O observation, a sampled by the policy
     action_mask  0   0   1   1   0   0   1   0
@@ -48,7 +48,7 @@ def gae_advantages(
         action_mask: bool [B, T].
         bootstrap_value: float [B]; V of the state after the last action and the observation it caused; 0 if and only if
             the episode terminated.
-        discount: in [0, 1]; a float, [B], or [B, T] (`turn_discounts` makes one that acts between turns only).
+        discount: in [0, 1]; a float, [B], or [B, T]. `gamma ** turn_steps(...)` acts between turns only.
         lam: in [0, 1]; a float, [B] (`length_adaptive_lambda` makes one), or [B, T].
 
     Returns:
@@ -95,8 +95,7 @@ def decoupled_gae(
     returns = exact + gae_advantages(
         rewards.double(), exact, action_mask, bootstrap_value, discount=discount, lam=lam_value
     )
-    targets = torch.where(action_mask, returns, 0.0).to(rewards.dtype)
-    return advantages, targets
+    return advantages, torch.where(action_mask, returns, 0.0).to(rewards.dtype)
 
 
 def length_adaptive_lambda(num_action_tokens: Tensor, *, alpha: float, lambda_min: float) -> Tensor:
@@ -120,7 +119,7 @@ def length_adaptive_lambda(num_action_tokens: Tensor, *, alpha: float, lambda_mi
         raise ValueError(f"num_action_tokens must be [B] and >= 0, got shape {list(num_action_tokens.shape)}.")
     if not alpha > 0:
         raise ValueError(f"alpha must be > 0 (0.05 is usual), got {alpha}.")
-    _check_unit_interval("lambda_min", lambda_min)
+    _check_unit_interval(lambda_min=lambda_min)
     floating = num_action_tokens.is_floating_point()
     dtype = num_action_tokens.dtype if floating else torch.get_default_dtype()
     return (1.0 - 1.0 / (alpha * num_action_tokens.double())).clamp(lambda_min, 1.0).to(dtype)
@@ -136,8 +135,7 @@ def turn_advantages(
     *,
     gamma: float,
     lam: float,
-    mid_turn_cut: Tensor | None = None,
-    num_turns: Tensor | None = None,
+    steps: Tensor | None = None,
 ) -> Tensor:
     """The advantage of each turn, taken as one decision, on every action token of the turn.
 
@@ -145,30 +143,30 @@ def turn_advantages(
 
     n runs over the turns that have action tokens, whether rewarded or not. R_n is the sum of the rewards on the turn's
     action tokens (the step's reward, plus KL shaping if any); V_n is V at its first action token; s is the number of
-    environment steps until the next decision, as in `turn_discounts`: 1 unless turns without action tokens lie between.
+    environment steps until the next decision: 1 unless turns without action tokens lie between.
 
     Args:
         rewards, values, action_mask, bootstrap_value: as in `gae_advantages`.
         turn_ids: integer [B, T]; index of the turn of each action token, not decreasing along a row.
         gamma, lam: in [0, 1], per turn.
-        mid_turn_cut, num_turns: as in `turn_discounts`.
+        steps: int64 [B, T], what `turn_steps` gives, where it is known already; `turn_ids` is then not read. Default:
+            that of `turn_ids`, with no turn cut and none after the last action token.
 
     Returns:
         [B, T], dtype of `rewards`.
 
     Raises:
-        ValueError: as `gae_advantages` and `turn_discounts`.
+        ValueError: as `gae_advantages` and `turn_steps`.
     """
     _check(rewards, values, action_mask, bootstrap_value)
-    _check_unit_interval("gamma", gamma)
-    _check_unit_interval("lam", lam)
+    _check_unit_interval(gamma=gamma, lam=lam)
     rows, cols = action_mask.nonzero(as_tuple=True)
-    steps, starts, ends = _turns(turn_ids, action_mask, rows, cols, mid_turn_cut, num_turns)
+    flat, starts, ends = _turns(turn_steps(turn_ids, action_mask) if steps is None else steps, rows, cols)
     exact = rewards[rows, cols].double()
     decision = starts.long().cumsum(0) - 1
     turn_rewards = exact.new_zeros(int(starts.sum())).index_add_(0, decision, exact)
     turn_values = values[rows, cols].double()[starts]
-    by_turn = _gae(turn_rewards, turn_values, bootstrap_value.double(), rows[starts], gamma ** steps[ends], lam)
+    by_turn = _gae(turn_rewards, turn_values, bootstrap_value.double(), rows[starts], gamma ** flat[ends], lam)
     return _placed(by_turn[decision], rows, cols, rewards)
 
 
@@ -184,8 +182,7 @@ def bilevel_advantages(
     lam_turn: float,
     gamma_token: float,
     lam_token: float,
-    mid_turn_cut: Tensor | None = None,
-    num_turns: Tensor | None = None,
+    steps: Tensor | None = None,
 ) -> Tensor:
     """Turn-level advantages, spread over the tokens of each turn by a second, token-level pass.
 
@@ -194,24 +191,15 @@ def bilevel_advantages(
                  A_k = r_k + gamma_token * V_{k+1} - V_k + gamma_token * lam_token * A_{k+1}   on the others
 
     A reward on an inner token (KL shaping) enters at the token level only, so that no reward is counted twice. With one
-    action token per turn this is `turn_advantages`. Source: VAGEN, 2510.16907, bi-level GAE. Arguments as in
-    `turn_advantages`.
-
-    Returns:
-        [B, T], dtype of `rewards`.
-
-    Raises:
-        ValueError: as `turn_advantages`.
+    action token per turn this is `turn_advantages`, whose arguments, shapes and errors it has. Source: VAGEN,
+    2510.16907, bi-level GAE.
     """
     _check(rewards, values, action_mask, bootstrap_value)
-    _check_unit_interval("gamma_turn", gamma_turn)
-    _check_unit_interval("lam_turn", lam_turn)
-    _check_unit_interval("gamma_token", gamma_token)
-    _check_unit_interval("lam_token", lam_token)
+    _check_unit_interval(gamma_turn=gamma_turn, lam_turn=lam_turn, gamma_token=gamma_token, lam_token=lam_token)
     rows, cols = action_mask.nonzero(as_tuple=True)
-    steps, starts, ends = _turns(turn_ids, action_mask, rows, cols, mid_turn_cut, num_turns)
+    flat, starts, ends = _turns(turn_steps(turn_ids, action_mask) if steps is None else steps, rows, cols)
     r, v = rewards[rows, cols].double(), values[rows, cols].double()
-    by_turn = _gae(r[ends], v[starts], bootstrap_value.double(), rows[starts], gamma_turn ** steps[ends], lam_turn)
+    by_turn = _gae(r[ends], v[starts], bootstrap_value.double(), rows[starts], gamma_turn ** flat[ends], lam_turn)
     # A turn's last token restarts the recursion at A_n: its delta is A_n and nothing flows in from the next turn.
     delta = r + gamma_token * v.roll(-1) - v
     delta[ends] = by_turn
@@ -220,43 +208,53 @@ def bilevel_advantages(
 
 
 @torch.no_grad()
-def turn_discounts(
-    turn_ids: Tensor,
-    action_mask: Tensor,
-    *,
-    gamma: float,
-    mid_turn_cut: Tensor | None = None,
-    num_turns: Tensor | None = None,
+def turn_steps(
+    turn_ids: Tensor, action_mask: Tensor, *, num_turns: Tensor | None = None, mid_turn_cut: Tensor | None = None
 ) -> Tensor:
-    """The `discount` for `gae_advantages` that acts once per environment step, so that wordy turns are not punished.
+    """The environment steps completed between each action token and the next one, or the state to bootstrap from.
 
-    Action token k carries gamma ** (environment steps completed between k and the next action token), so
+        turn_{k+1} - turn_k                     before another action token: 0 inside a turn, 1 between neighbouring
+                                                turns, 2 across a turn without action tokens
+        num_turns - turn_k - mid_turn_cut       on the last action token: 1, or 0 if the turn was cut in mid-generation,
+                                                since its step never completed
 
-        gamma ** (turn_{k+1} - turn_k)                  before another action token: 1 inside a turn, gamma between
-                                                        neighbouring turns, gamma^2 across a turn without action tokens
-        gamma ** (num_turns - turn_k - mid_turn_cut)    on the last action token, towards the bootstrap: gamma, or 1 if
-                                                        the turn was cut in mid-generation: its step never completed
+    `gamma ** turn_steps(...)` is the `discount` that spares wordy turns: it acts once per environment step.
 
     Args:
         turn_ids: integer [B, T]; index (from 0) of the turn of each action token, not decreasing along a row.
         action_mask: bool [B, T].
-        gamma: in [0, 1], per environment step.
-        mid_turn_cut: bool [B]; the last turn was cut in mid-generation (RESPONSE_LENGTH). Default: none was.
         num_turns: integer [B]; turns begun, including those without action tokens and the one that was cut. Default:
             the turn of the last action token is the last turn.
+        mid_turn_cut: bool [B]; the last turn was cut in mid-generation (RESPONSE_LENGTH). Default: none was.
 
     Returns:
-        float64 [B, T]; 0 outside the mask, where it is never read.
+        int64 [B, T]; 0 outside the mask.
 
     Raises:
-        ValueError: wrong rank, dtype or shape; gamma outside [0, 1]; turn ids negative, decreasing, or >= num_turns.
+        ValueError: wrong rank, dtype or shape; turn ids negative, decreasing, or >= num_turns.
     """
     check_token_tensors(action_mask, "action_mask")
-    _check_unit_interval("gamma", gamma)
+    if turn_ids.shape != action_mask.shape or turn_ids.is_floating_point() or turn_ids.dtype == torch.bool:
+        raise ValueError(
+            f"turn_ids must be integers {list(action_mask.shape)}, got {turn_ids.dtype} {list(turn_ids.shape)}."
+        )
+    batch = action_mask.shape[:1]
+    if mid_turn_cut is not None and (mid_turn_cut.shape != batch or mid_turn_cut.dtype != torch.bool):
+        raise ValueError(f"mid_turn_cut must be bool [B], got {mid_turn_cut.dtype} {list(mid_turn_cut.shape)}.")
+    if num_turns is not None and (num_turns.shape != batch or num_turns.is_floating_point()):
+        raise ValueError(f"num_turns must be integer [B], got {num_turns.dtype} {list(num_turns.shape)}.")
     rows, cols = action_mask.nonzero(as_tuple=True)
-    steps, _, _ = _turns(turn_ids, action_mask, rows, cols, mid_turn_cut, num_turns)
-    like = torch.zeros(action_mask.shape, dtype=torch.float64, device=action_mask.device)
-    return _placed(gamma**steps, rows, cols, like)
+    ids = turn_ids[rows, cols].long()
+    after = ids + 1 if num_turns is None else num_turns.to(ids)[rows]
+    if bool(((ids < 0) | (ids >= after)).any()):
+        raise ValueError("turn_ids must lie in [0, number of turns) on action tokens.")
+    if mid_turn_cut is not None:
+        after = after - mid_turn_cut.to(ids)[rows]
+    _, last = _row_edges(rows)
+    steps = torch.where(last, after, ids.roll(-1)) - ids
+    if bool((steps < 0).any()):
+        raise ValueError("turn_ids must not decrease along the action tokens of a row.")
+    return _placed(steps, rows, cols, torch.zeros_like(action_mask, dtype=torch.int64))
 
 
 @torch.no_grad()
@@ -288,32 +286,25 @@ def place_rewards(step_rewards: Tensor, turn_ids: Tensor, action_mask: Tensor) -
         raise ValueError(f"step_rewards has {batch} rows, action_mask has {action_mask.shape[0]}; they must match.")
     if not bool(step_rewards.isfinite().all()):
         raise ValueError("step_rewards must be finite, 0 in unused entries. Leave failed episodes out of the batch.")
-    rows, cols = action_mask.nonzero(as_tuple=True)
-    bound = torch.full((batch,), num_steps, device=turn_ids.device)
-    _turns(turn_ids, action_mask, rows, cols, None, bound)
+    turn_steps(turn_ids, action_mask, num_turns=torch.full((batch,), num_steps, device=turn_ids.device))
     orphaned = ~action_mask.any(dim=1) & (step_rewards != 0).any(dim=1)
     if bool(orphaned.any()):
         raise ValueError(
             f"Rows {orphaned.nonzero().flatten().tolist()} have a reward but no action token to put it on. "
             "Leave trajectories in which the policy sampled nothing out of the batch."
         )
-
-    # Column of the last action token of each turn, then of the last one up to it; -1 where there is none yet.
-    last = torch.full((batch * num_steps,), -1, dtype=torch.long, device=action_mask.device)
-    last.scatter_reduce_(0, rows * num_steps + turn_ids[rows, cols].long(), cols, "amax")
-    target = last.view(batch, num_steps)
-    if num_steps:
-        target = target.cummax(dim=1).values
-    first = action_mask.long().argmax(dim=1, keepdim=True) if action_mask.shape[1] else target[:, :1]
-    target = torch.where(target >= 0, target, first)
-
-    exact = step_rewards.double()
-    out = torch.zeros(action_mask.shape, dtype=torch.float64, device=action_mask.device)
-    if out.numel():
-        out.scatter_add_(1, target, exact)
-    scale = exact.abs().sum(dim=1)
-    assert bool(((out.sum(dim=1) - exact.sum(dim=1)).abs() <= 1e-9 * scale).all()), "rewards were lost in placing them"
-    assert not bool((out[~action_mask] != 0).any()), "a reward landed outside the action tokens"
+    rows, cols = action_mask.nonzero(as_tuple=True)
+    counts = action_mask.sum(dim=1)
+    first = (counts.cumsum(0) - counts).repeat_interleave(num_steps)
+    # All turns of all rows numbered in one line: the last action token up to a turn, or the first one of its row.
+    turns = torch.arange(batch * num_steps, device=rows.device)
+    target = torch.searchsorted(rows * num_steps + turn_ids[rows, cols], turns, right=True) - 1
+    exact = step_rewards.double().flatten()
+    # One place more, for the zeros of rows without action tokens behind the last one that has some.
+    flat = exact.new_zeros(len(rows) + 1).index_add_(0, torch.maximum(target, first), exact)
+    out = _placed(flat[:-1], rows, cols, torch.zeros_like(action_mask, dtype=torch.float64))
+    lost = out.sum(dim=1) - step_rewards.double().sum(dim=1)
+    assert bool((lost.abs() <= 1e-9 * step_rewards.double().abs().sum(dim=1)).all()), "rewards were lost on the way"
     return out.to(step_rewards.dtype)
 
 
@@ -329,9 +320,10 @@ def _check(rewards: Tensor, values: Tensor, action_mask: Tensor, bootstrap_value
         )
 
 
-def _check_unit_interval(name: str, number: float) -> None:
-    if not 0.0 <= number <= 1.0:
-        raise ValueError(f"{name} must lie in [0, 1], got {number}.")
+def _check_unit_interval(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0.0 <= number <= 1.0:
+            raise ValueError(f"{name} must lie in [0, 1], got {number}.")
 
 
 def _coefficient(given: float | Tensor, name: str, action_mask: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
@@ -352,36 +344,12 @@ def _coefficient(given: float | Tensor, name: str, action_mask: Tensor, rows: Te
     return flat
 
 
-def _turns(
-    turn_ids: Tensor,
-    action_mask: Tensor,
-    rows: Tensor,
-    cols: Tensor,
-    mid_turn_cut: Tensor | None,
-    num_turns: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Per action token [M]: steps completed until the next one (float64), first of its turn?, last of its turn?"""
-    if turn_ids.shape != action_mask.shape or turn_ids.is_floating_point() or turn_ids.dtype == torch.bool:
-        raise ValueError(
-            f"turn_ids must be integers {list(action_mask.shape)}, got {turn_ids.dtype} {list(turn_ids.shape)}."
-        )
-    batch = action_mask.shape[:1]
-    if mid_turn_cut is not None and (mid_turn_cut.shape != batch or mid_turn_cut.dtype != torch.bool):
-        raise ValueError(f"mid_turn_cut must be bool [B], got {mid_turn_cut.dtype} {list(mid_turn_cut.shape)}.")
-    if num_turns is not None and (num_turns.shape != batch or num_turns.is_floating_point()):
-        raise ValueError(f"num_turns must be integer [B], got {num_turns.dtype} {list(num_turns.shape)}.")
-    ids = turn_ids[rows, cols].long()
-    row_first, row_last = _row_edges(rows)
-    starts, ends = row_first | (ids != ids.roll(1)), row_last | (ids != ids.roll(-1))
-    after = ids + 1 if num_turns is None else num_turns.to(ids)[rows]
-    if bool((ids < 0).any()) or bool((ids >= after).any()):
-        raise ValueError("turn_ids must lie in [0, number of turns) on action tokens.")
-    if mid_turn_cut is not None:
-        after = after - mid_turn_cut.to(ids)[rows]
-    steps = torch.where(row_last, after, ids.roll(-1)) - ids
-    if bool((steps < 0).any()):
-        raise ValueError("turn_ids must not decrease along the action tokens of a row.")
-    return steps.double(), starts, ends
+def _turns(steps: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per action token [M]: steps until the next one (float64), first of its turn?, last of its turn?"""
+    flat = steps[rows, cols]
+    first, last = _row_edges(rows)
+    ends = last | (flat > 0)
+    return flat.double(), first | ends.roll(1), ends
 
 
 def _row_edges(rows: Tensor) -> tuple[Tensor, Tensor]:

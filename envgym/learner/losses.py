@@ -8,11 +8,13 @@ MAX, and only then divide: a mean of means is wrong when counts differ.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
+from envgym.config import PPOClipLossConfig
 from envgym.learner.kl import kl_estimate
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -140,9 +142,8 @@ def policy_loss(
         weights: [B, T] importance weights, treated as constants; they do not enter the denominators.
 
     Returns:
-        (loss, metrics): scalar loss with a graph (0 when nothing is valid), and `ratio_sum`, `ratio_max`,
-        `clip_low_sum` and `clip_high_sum` (tokens whose gradient the clip removed), `dual_clip_sum`,
-        `kl_proximal_k1_sum` and `kl_proximal_k3_sum` (KL(proximal || current), nats), `num_tokens`. See the module for
+        (loss, metrics): scalar loss with a graph (0 when nothing is valid), and those of `ratio_metrics`,
+        `clip_low_sum` and `clip_high_sum` (tokens whose gradient the clip removed), `dual_clip_sum`. See the module for
         how to combine them.
 
     Raises:
@@ -187,16 +188,29 @@ def policy_loss(
         positive = loss_mask & (advantages > 0)
         dual_clipped = negative & (ratio > dual_clip) if dual_clip is not None else torch.zeros_like(negative)
         metrics = {
-            "ratio_sum": _masked_sum(ratio, loss_mask),
-            "ratio_max": _masked_max(ratio, loss_mask),
             "clip_low_sum": (negative & (ratio < 1.0 - clip_low)).sum().double(),
             "clip_high_sum": (positive & (ratio > 1.0 + clip_high)).sum().double(),
             "dual_clip_sum": dual_clipped.sum().double(),
-            "kl_proximal_k1_sum": _masked_sum(kl_estimate(proximal, logprobs, "k1"), loss_mask),
-            "kl_proximal_k3_sum": _masked_sum(kl_estimate(proximal, logprobs, "k3"), loss_mask),
-            "num_tokens": loss_mask.sum().double(),
         }
-    return loss, metrics
+    return loss, ratio_metrics(logprobs, proximal, loss_mask) | metrics
+
+
+@torch.no_grad()
+def ratio_metrics(logprobs: Tensor, proximal_logprobs: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
+    """How far the current policy is from the proximal one; arguments as in `policy_loss`.
+
+    Returns:
+        `ratio_sum`, `ratio_max`, `kl_proximal_k3_sum` (KL(proximal || current), nats), `num_tokens`.
+    """
+    logprobs = torch.where(loss_mask, logprobs, 0.0)
+    proximal = torch.where(loss_mask, proximal_logprobs, 0.0).to(logprobs.dtype)
+    ratio = (logprobs - proximal).clamp(-20.0, 20.0).exp()
+    return {
+        "ratio_sum": _masked_sum(ratio, loss_mask),
+        "ratio_max": _masked_max(ratio, loss_mask),
+        "kl_proximal_k3_sum": _masked_sum(kl_estimate(proximal, logprobs, "k3"), loss_mask),
+        "num_tokens": loss_mask.sum().double(),
+    }
 
 
 def value_loss(
@@ -227,8 +241,8 @@ def value_loss(
         aggregation, weights, num_tokens, num_sequences, norm_length: as in `policy_loss`.
 
     Returns:
-        (loss, metrics): scalar loss, and `value_sum`, `value_target_sum`, `squared_error_sum` (V - G)^2,
-        `abs_error_max`, `value_clip_sum` (tokens where the clipped term was the larger), `num_tokens`.
+        (loss, metrics): scalar loss, and `squared_error_sum` (V - G)^2, `value_clip_sum` (tokens where the clipped term
+        was the larger), `num_tokens`.
 
     Raises:
         ValueError: wrong rank, dtype or shape; clip <= 0; unknown aggregation.
@@ -265,14 +279,90 @@ def value_loss(
 
     with torch.no_grad():
         metrics = {
-            "value_sum": _masked_sum(values, loss_mask),
-            "value_target_sum": _masked_sum(targets, loss_mask),
             "squared_error_sum": _masked_sum(squared_error, loss_mask),
-            "abs_error_max": _masked_max((values - targets).abs(), loss_mask),
             "value_clip_sum": clipped.sum().double(),
             "num_tokens": loss_mask.sum().double(),
         }
     return loss, metrics
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a loss may read of a micro-batch, [B, T] each, and the counts that make its loss a part of the whole one.
+
+    Attributes:
+        logprobs: Of the current policy, nats, with a gradient; 0 off the action tokens, as all log-probabilities.
+        proximal_logprobs: Of the trainer's policy before the update.
+        behavior_logprobs: Of what sampled, when it sampled.
+        advantages: Whitened in the scope that the config names.
+        loss_mask: bool, the tokens that are trained on.
+        entropy: Of the current policy at each action token, nats, with a gradient.
+        turn_ids: int64, the turn of each token.
+        weights: Importance weights (constants) where the config asks for them, else None; `aggregate` applies them.
+        aggregation: How token losses become one number.
+        num_tokens, num_sequences, norm_length: As in `envgym.learner.losses.aggregate`, of the whole minibatch on all
+            ranks.
+    """
+
+    logprobs: Tensor
+    proximal_logprobs: Tensor
+    behavior_logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+    entropy: Tensor
+    turn_ids: Tensor
+    weights: Tensor | None
+    aggregation: Aggregation
+    num_tokens: Tensor
+    num_sequences: Tensor
+    norm_length: float
+
+    def aggregate(self, per_token: Tensor) -> Tensor:
+        """The scalar for a loss per token [B, T]: weighted, and exact under any split into micro-batches and ranks."""
+        weighted = per_token if self.weights is None else self.weights * per_token
+        return aggregate(weighted, self.loss_mask, **self.counts)
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The keyword arguments that `aggregate` and the losses of this module share."""
+        names = ("aggregation", "num_tokens", "num_sequences", "norm_length")
+        return {name: getattr(self, name) for name in names}
+
+
+class Loss(Protocol):
+    """What the policy minimises."""
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss, metrics): a scalar with a graph, best made by `inputs.aggregate`, and numbers to log.
+
+        Metrics whose names end in `_sum` are sums over valid tokens and logged as `policy/NAME`, a mean per token;
+        those in `_max` are maxima and logged as they are. A micro-batch may hold no valid token; the names must be the
+        same then. The learner adds the entropy bonus.
+        """
+
+
+class PPOClipLoss:
+    """`policy_loss` as the config says.
+
+    Args:
+        config: The clips.
+    """
+
+    def __init__(self, config: PPOClipLossConfig) -> None:
+        self.config = config
+
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        return policy_loss(
+            inputs.logprobs,
+            inputs.proximal_logprobs,
+            inputs.advantages,
+            inputs.loss_mask,
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            dual_clip=self.config.dual_clip,
+            weights=inputs.weights,
+            **inputs.counts,
+        )
 
 
 def _masked_sum(x: Tensor, mask: Tensor) -> Tensor:

@@ -8,15 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from envgym.learner.batch import Batch
+from envgym.learner.batch import ENDINGS, Batch
 from envgym.learner.diagnostics import explained_variance_from_stats, explained_variance_stats
 from envgym.learner.importance import effective_sample_size, mismatch_metrics
-from envgym.types import TruncationReason
 
 MAX_TURN_GROUPS = 8
 """Explained variance is told apart for the first turns; all later ones share the last group."""
-
-ENDINGS = ("terminated", *(reason.value for reason in TruncationReason))
 
 
 class MetricSums:
@@ -65,33 +62,28 @@ def all_reduce_sum(values: Tensor) -> Tensor:
     return total
 
 
-def batch_metrics(batch: Batch, device: torch.device) -> dict[str, float]:
+def batch_metrics(batch: Batch, device: torch.device, *, critic: bool = True) -> dict[str, float]:
     """Diagnostics of a batch before it is used: critic fit, mismatch, values, advantages and lengths.
 
     Args:
         batch: Scored, with advantages and value targets.
         device: Where the backend communicates from.
+        critic: Whether there is one to report on.
 
     Returns:
         Metrics by name, the same on every rank; groups without tokens are left out.
     """
     mask = batch.action_mask
-    metrics = _explained_variance(batch)
     sums = MetricSums(device)
-    sums.add(
-        {
-            f"mismatch_{k}": v
-            for k, v in mismatch_metrics(batch.proximal_logprobs, batch.behavior_logprobs, mask).items()
-        }
-    )
-    count = mask.sum()
+    mismatch = mismatch_metrics(batch.proximal_logprobs, batch.behavior_logprobs, mask)
+    sums.add({f"mismatch_{name}": value for name, value in mismatch.items()})
     sums.add(
         {
             "value_sum": torch.where(mask, batch.values, 0.0).sum(),
             "target_sum": torch.where(mask, batch.value_targets, 0.0).sum(),
             "bootstrap_sum": batch.bootstrap_value.sum(),
             "advantage_abs_max": batch.advantages.abs().amax() if batch.advantages.numel() else 0.0,
-            "tokens": count,
+            "tokens": mask.sum(),
             "all_tokens": batch.lengths.sum(),
             "truncated": (~batch.terminated).sum(),
         }
@@ -102,29 +94,30 @@ def batch_metrics(batch: Batch, device: torch.device) -> dict[str, float]:
     effective = effective_sample_size(
         {name: torch.tensor(total[f"mismatch_{name}"], dtype=torch.float64) for name in names}
     )
-    return metrics | {
+    metrics = {
         "mismatch/mean_abs": total["mismatch_abs_diff_sum"] / tokens,
         "mismatch/max_abs": total["mismatch_abs_diff_max"],
         "mismatch/max_ratio": total["mismatch_ratio_max"],
         "mismatch/effective_sample_share": float(effective) / tokens,
-        "critic/value_mean": total["value_sum"] / tokens,
-        "critic/target_mean": total["target_sum"] / tokens,
-        "critic/bootstrap_mean": total["bootstrap_sum"] / max(total["truncated"], 1.0),
         "policy/advantage_max": total["advantage_abs_max"],
         "batch/action_tokens": total["tokens"],
         "batch/tokens": total["all_tokens"],
     }
+    if critic:
+        metrics |= _explained_variance(batch) | {
+            "critic/value_mean": total["value_sum"] / tokens,
+            "critic/target_mean": total["target_sum"] / tokens,
+            "critic/bootstrap_mean": total["bootstrap_sum"] / max(total["truncated"], 1.0),
+        }
+    return metrics
 
 
 def _explained_variance(batch: Batch) -> dict[str, float]:
-    endings = torch.tensor(
-        [ENDINGS.index(s.ending) for s in batch.samples], dtype=torch.int64, device=batch.lengths.device
-    )
     turns = batch.turn_ids.clamp(max=MAX_TURN_GROUPS - 1)
     groupings: list[tuple[list[str], Tensor | None]] = [
         ([""], None),
         ([f"_turn_{n}" + ("+" if n == MAX_TURN_GROUPS - 1 else "") for n in range(MAX_TURN_GROUPS)], turns),
-        ([f"_{ending}" for ending in ENDINGS], endings[:, None].expand_as(batch.turn_ids)),
+        ([f"_{ending}" for ending in ENDINGS], batch.endings[:, None].expand_as(batch.turn_ids)),
     ]
     metrics: dict[str, float] = {}
     for names, group_ids in groupings:
@@ -138,8 +131,19 @@ def _explained_variance(batch: Batch) -> dict[str, float]:
     return metrics
 
 
+_LOGGED_AS = {
+    "policy/ratio": "policy/ratio_mean",
+    "policy/clip_low": "policy/clip_fraction_low",
+    "policy/clip_high": "policy/clip_fraction_high",
+    "policy/dual_clip": "policy/dual_clip_fraction",
+    "policy/kl_proximal_k3": "policy/kl_proximal",
+    "critic/value_clip": "critic/clip_fraction",
+}
+"""What means are called, where it is not what the sum is called."""
+
+
 def update_metrics(sums: MetricSums, num_updates: int) -> dict[str, float]:
-    """Means over the updates of an iteration.
+    """What an iteration's updates have to say: of sums the means per token, of everything else over the updates.
 
     Args:
         sums: The (already reduced) metrics of each update, added up on this rank.
@@ -147,25 +151,15 @@ def update_metrics(sums: MetricSums, num_updates: int) -> dict[str, float]:
     """
     total = sums.totals()
     metrics = {"policy/updates": float(num_updates)}
-    tokens = max(total["value_num_tokens"], 1.0)
-    metrics |= {
-        "critic/loss": total["value_loss_sum"] / num_updates,
-        "critic/rmse": (total["value_squared_error_sum"] / tokens) ** 0.5,
-        "critic/clip_fraction": total["value_value_clip_sum"] / tokens,
-        "critic/grad_norm": total["critic_grad_norm"] / num_updates,
-    }
-    if "policy_loss_sum" in total:
-        tokens = max(total["num_tokens"], 1.0)
-        metrics |= {
-            "policy/loss": total["policy_loss_sum"] / num_updates,
-            "policy/entropy": total["entropy_sum"] / tokens,
-            "policy/ratio_mean": total["ratio_sum"] / tokens,
-            "policy/ratio_max": total["ratio_max"],
-            "policy/clip_fraction": (total["clip_low_sum"] + total["clip_high_sum"]) / tokens,
-            "policy/clip_fraction_low": total["clip_low_sum"] / tokens,
-            "policy/clip_fraction_high": total["clip_high_sum"] / tokens,
-            "policy/dual_clip_fraction": total["dual_clip_sum"] / tokens,
-            "policy/kl_proximal": total["kl_proximal_k3_sum"] / tokens,
-            "policy/grad_norm": total["actor_grad_norm"] / num_updates,
-        }
+    tokens = {part: max(total.pop(f"{part}/num_tokens", 0.0), 1.0) for part in ("policy", "critic")}
+    for name, value in total.items():
+        if name.endswith("_sum"):
+            stem = name.removesuffix("_sum")
+            metrics[_LOGGED_AS.get(stem, stem)] = value / tokens[name.partition("/")[0]]
+        else:
+            metrics[name] = value if name.endswith("_max") else value / num_updates
+    if "policy/clip_low_sum" in total:
+        metrics["policy/clip_fraction"] = metrics["policy/clip_fraction_low"] + metrics["policy/clip_fraction_high"]
+    if "critic/squared_error" in metrics:
+        metrics["critic/rmse"] = metrics.pop("critic/squared_error") ** 0.5
     return metrics

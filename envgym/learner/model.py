@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from envgym.learner.batch import Supports
 from envgym.learner.distributed import assign
 
 HEAD_CHUNK_ELEMENTS = 2**25
@@ -35,7 +36,7 @@ class Actor(nn.Module):
         cols: Tensor,
         *,
         temperature: float,
-        supports: Tensor | None = None,
+        supports: Supports | None = None,
         with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Scores the tokens at `(rows, cols)`.
@@ -44,7 +45,7 @@ class Actor(nn.Module):
             token_ids: int64 [B, T], right-padded; causal attention keeps the padding out of every valid position.
             rows, cols: int64 [K]; `cols >= 1`, since a token is predicted by the position before it.
             temperature: Divides the logits.
-            supports: int64 [K, S], ids the token was drawn from, padded with -1; a row of -1 is the whole vocabulary.
+            supports: The ids that each of the K tokens was drawn from; None is the whole vocabulary throughout.
             with_entropy: Whether to compute the entropy as well; zeros otherwise.
 
         Returns:
@@ -73,16 +74,15 @@ class Actor(nn.Module):
 
 
 def _score(
-    head: nn.Module, states: Tensor, targets: Tensor, supports: Tensor | None, temperature: float, with_entropy: bool
+    head: nn.Module, states: Tensor, targets: Tensor, supports: Supports | None, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     logits = head(states)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     if supports is not None:
-        everywhere = (supports < 0).all(dim=1, keepdim=True)
-        # Column -1 of the widened mask swallows the padding.
-        inside = torch.zeros(logits.shape[0], logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
-        inside.scatter_(1, torch.where(supports < 0, logits.shape[1], supports), True)
-        logits = logits.masked_fill(~(inside[:, :-1] | everywhere), float("-inf"))
+        inside = (supports.sizes == 0)[:, None].repeat(1, logits.shape[1])
+        tokens = torch.arange(len(targets), device=logits.device).repeat_interleave(supports.sizes)
+        inside[tokens, supports.ids.long()] = True
+        logits = logits.masked_fill(~inside, float("-inf"))
     logprobs = logits.log_softmax(dim=-1)
     # A copy: FSDP2 hooks onto module outputs and warns about views.
     chosen = logprobs.gather(1, targets[:, None]).squeeze(1).clone()

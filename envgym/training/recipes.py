@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from envgym.config import (
-    AdvantageConfig,
     CriticConfig,
     EnvConfig,
     EvaluationConfig,
+    GAEEstimatorConfig,
     NewModel,
     OptimizerConfig,
-    PolicyLossConfig,
+    PPOClipLossConfig,
     RolloutConfig,
     TrainConfig,
     UpdateConfig,
@@ -43,7 +43,7 @@ def quickstart(run_dir: str | Path, *, seed: int = 0) -> TrainConfig:
         warm_start=WarmStartConfig(num_episodes=5000, batch_episodes=8, learning_rate=4e-3),
         actor=OptimizerConfig(learning_rate=7e-4),
         critic=CriticConfig(optimizer=OptimizerConfig(learning_rate=2e-3)),
-        policy_loss=PolicyLossConfig(entropy_coefficient=0.01),
+        loss=PPOClipLossConfig(entropy_coefficient=0.01),
         evaluation=EvaluationConfig(episodes=256),
     )
 
@@ -75,8 +75,8 @@ def higher_lower(run_dir: str | Path, *, seed: int = 0) -> TrainConfig:
         warm_start=WarmStartConfig(num_episodes=20_000, batch_episodes=8, learning_rate=4e-3),
         actor=OptimizerConfig(learning_rate=1e-3, schedule="cosine"),
         critic=CriticConfig(optimizer=OptimizerConfig(learning_rate=3e-3)),
-        advantages=AdvantageConfig(gamma=0.5),
-        policy_loss=PolicyLossConfig(entropy_coefficient=0.03),
+        estimator=GAEEstimatorConfig(gamma=0.5),
+        loss=PPOClipLossConfig(entropy_coefficient=0.03),
         update=UpdateConfig(num_epochs=1, num_minibatches=8),
         evaluation=EvaluationConfig(episodes=256),
     )
@@ -108,8 +108,8 @@ def upkeep(run_dir: str | Path, *, seed: int = 0) -> TrainConfig:
             optimizer=OptimizerConfig(learning_rate=3e-3),
             pretraining=ValuePretrainingConfig(max_iterations=20, explained_variance=0.7),
         ),
-        advantages=AdvantageConfig(gamma=0.95, gae_lambda_policy=0.7),
-        policy_loss=PolicyLossConfig(entropy_coefficient=0.03),
+        estimator=GAEEstimatorConfig(gamma=0.95, gae_lambda_policy=0.7),
+        loss=PPOClipLossConfig(entropy_coefficient=0.03),
         update=UpdateConfig(num_minibatches=8),
         evaluation=EvaluationConfig(episodes=64),
     )

@@ -174,7 +174,7 @@ def everything_on_two_ranks(folder: str, checkpoint_of_one: str) -> dict[str, An
     small = {**EVERYTHING, "update": {**EVERYTHING["update"], "max_microbatch_tokens": 25}}
     minibatch = {
         **EVERYTHING,
-        "advantages": {**EVERYTHING["advantages"], "whiten": "minibatch", "recompute_each_epoch": True},
+        "estimator": {**EVERYTHING["estimator"], "whiten": "minibatch", "recompute_each_epoch": True},
     }
     return {
         "float64": train_twice(EVERYTHING),

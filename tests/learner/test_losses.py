@@ -117,7 +117,6 @@ def test_policy_metrics_are_sums_over_valid_tokens():
             "clip_low_sum": 1,
             "clip_high_sum": 1,
             "dual_clip_sum": 1,
-            "kl_proximal_k1_sum": k1,
             "kl_proximal_k3_sum": 8.5 - 5 + k1,  # sum of ratio - 1 - log ratio
             "num_tokens": 5,
         }
@@ -125,13 +124,12 @@ def test_policy_metrics_are_sums_over_valid_tokens():
 
 
 def test_the_proximal_kl_is_that_of_proximal_to_current():
-    """Averaged over tokens sampled from the proximal policy both estimators give KL(proximal || current)."""
+    """Averaged over tokens sampled from the proximal policy it is KL(proximal || current)."""
     proximal, current = torch.tensor([0.5, 0.3, 0.2], dtype=F64), torch.tensor([0.4, 0.4, 0.2], dtype=F64)
     tokens = torch.tensor([[0] * 5 + [1] * 3 + [2] * 2])  # exactly the proximal frequencies
     mask = torch.ones_like(tokens, dtype=torch.bool)
     _, metrics = policy_loss(current.log()[tokens], proximal.log()[tokens], torch.zeros(1, 10, dtype=F64), mask, **CLIP)
     kl = (proximal * (proximal / current).log()).sum().item()
-    assert metrics["kl_proximal_k1_sum"].item() / 10 == pytest.approx(kl)
     assert metrics["kl_proximal_k3_sum"].item() / 10 == pytest.approx(kl)
 
 
@@ -166,10 +164,7 @@ def test_value_metrics_are_sums_over_valid_tokens():
     _, metrics = value_loss(values, old, targets, mask, clip=0.2, aggregation="token-mean")
     assert {name: value.item() for name, value in metrics.items()} == pytest.approx(
         {
-            "value_sum": 3.0,
-            "value_target_sum": 6.5,
             "squared_error_sum": 4 + 4 + 0.25,
-            "abs_error_max": 2.0,
             "value_clip_sum": 1,
             "num_tokens": 3,
         }

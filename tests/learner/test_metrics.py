@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_learner import CPU, make_config, make_learner, make_samples, make_trajectory
 
-from envgym.learner.batch import collate, make_sample
+from envgym.learner.batch import ENDINGS, collate, make_sample
 from envgym.learner.metrics import MetricSums, batch_metrics, update_metrics
 
 
@@ -45,7 +45,7 @@ def test_batch_metrics_by_hand():
         "critic/bootstrap_mean": 2.5,  # over the truncated episodes only
         "policy/advantage_max": batch.advantages.abs().max().item(),
         "batch/action_tokens": float(mask.sum()),
-        "batch/tokens": float(sum(sample.length for sample in batch.samples)),
+        "batch/tokens": float(batch.lengths.sum()),
         "mismatch/mean_abs": difference.abs().mean().item(),
         "mismatch/max_abs": difference.abs().max().item(),
         "mismatch/max_ratio": ratio.max().item(),
@@ -63,7 +63,7 @@ def test_explained_variance_is_told_apart_by_turn_and_by_ending():
         assert metrics[f"critic/explained_variance_turn_{turn}"] == pytest.approx(want)
     assert "critic/explained_variance_turn_4" not in metrics
     for ending in ("terminated", "max_turns", "response_length", "context_overflow"):
-        rows = torch.tensor([sample.ending == ending for sample in batch.samples])
+        rows = batch.endings == ENDINGS.index(ending)
         assert metrics[f"critic/explained_variance_{ending}"] == pytest.approx(
             explained(batch, batch.action_mask & rows[:, None])
         )
@@ -93,13 +93,11 @@ def test_sums_add_and_maxima_are_taken():
 
 def test_update_metrics_are_means_over_tokens_not_means_of_means():
     sums = MetricSums(CPU)
-    base = dict.fromkeys(("ratio_sum", "clip_low_sum", "clip_high_sum", "dual_clip_sum", "kl_proximal_k3_sum"), 0.0)
-    base |= {"value_loss_sum": 1.0, "value_value_clip_sum": 0.0, "critic_grad_norm": 2.0, "ratio_max": 1.0}
-    base |= {"policy_loss_sum": 1.0, "actor_grad_norm": 4.0}
-    counts = {"num_tokens": 1.0, "value_num_tokens": 1.0, "value_squared_error_sum": 4.0, "entropy_sum": 1.0}
-    sums.add({**base, **counts})
-    more = {"num_tokens": 3.0, "value_num_tokens": 3.0, "value_squared_error_sum": 0.0, "entropy_sum": 0.0}
-    sums.add({**base, **more, "clip_high_sum": 2.0, "ratio_max": 7.0, "actor_grad_norm": 6.0})
+    base = {"policy/clip_low_sum": 0.0, "policy/clip_high_sum": 0.0, "policy/ratio_max": 1.0, "policy/grad_norm": 4.0}
+    base |= {"policy/loss": 1.0, "policy/own_sum": 2.0, "critic/loss": 1.0}
+    sums.add(base | counts(1.0, squared_error=4.0, entropy=1.0))
+    more = {"policy/clip_high_sum": 2.0, "policy/ratio_max": 7.0, "policy/grad_norm": 6.0}
+    sums.add(base | counts(3.0, squared_error=0.0, entropy=0.0) | more)
     metrics = update_metrics(sums, 2)
     assert metrics["policy/entropy"] == 0.25
     assert metrics["critic/rmse"] == 1.0
@@ -107,7 +105,14 @@ def test_update_metrics_are_means_over_tokens_not_means_of_means():
     assert metrics["policy/clip_fraction_low"] == 0.0
     assert metrics["policy/ratio_max"] == 7.0
     assert metrics["policy/grad_norm"] == 5.0
+    assert metrics["policy/loss"] == metrics["critic/loss"] == 1.0
+    assert metrics["policy/own"] == 1.0  # a metric of a user's loss
     assert metrics["policy/updates"] == 2.0
+
+
+def counts(tokens, *, squared_error, entropy):
+    numbers = {"policy/num_tokens": tokens, "critic/num_tokens": tokens}
+    return numbers | {"critic/squared_error_sum": squared_error, "policy/entropy_sum": entropy}
 
 
 def test_the_metrics_of_an_iteration_have_no_gaps():

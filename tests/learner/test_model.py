@@ -8,14 +8,20 @@ from tiny_learner import VOCAB, make_lm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from envgym.learner import model
+from envgym.learner.batch import Supports
 from envgym.learner.model import Actor, Critic
 
 TOKENS = torch.randint(VOCAB, (3, 11), generator=torch.Generator().manual_seed(0))
 ROWS, COLS = torch.tensor([0, 0, 1, 2, 2]), torch.tensor([1, 10, 4, 5, 6])
-SUPPORTS = torch.full((5, 4), -1)
-SUPPORTS[0, :2] = torch.tensor([TOKENS[0, 1], (TOKENS[0, 1] + 1) % VOCAB])
-SUPPORTS[2, :3] = torch.tensor([(TOKENS[1, 4] + 2) % VOCAB, TOKENS[1, 4], (TOKENS[1, 4] + 7) % VOCAB])
-SUPPORTS[3, 0] = TOKENS[2, 5]  # a support of one: certain
+KEPT = [
+    [TOKENS[0, 1].item(), (TOKENS[0, 1].item() + 1) % VOCAB],
+    [],  # no support recorded
+    [(TOKENS[1, 4].item() + 2) % VOCAB, TOKENS[1, 4].item(), (TOKENS[1, 4].item() + 7) % VOCAB],
+    [TOKENS[2, 5].item()],  # a support of one: certain
+    [],
+]
+IDS = torch.tensor([i for ids in KEPT for i in ids], dtype=torch.int32)
+SUPPORTS = Supports(IDS, torch.tensor([len(ids) for ids in KEPT]))
 
 
 def score(temperature=0.7, supports=None, with_entropy=True, dtype=torch.float64):
@@ -34,8 +40,8 @@ def by_hand(temperature=0.7, supports=None):
     logprobs, entropies = [], []
     for k, (row, col) in enumerate(zip(ROWS.tolist(), COLS.tolist(), strict=True)):
         kept = list(range(VOCAB))
-        if supports is not None and (supports[k] >= 0).any():
-            kept = supports[k][supports[k] >= 0].tolist()
+        if supports is not None and KEPT[k]:
+            kept = KEPT[k]
         distribution = logits[row, col - 1, kept].log_softmax(-1)
         logprobs.append(distribution[kept.index(TOKENS[row, col].item())].item())
         entropies.append(-(distribution.exp() * distribution).sum().item())
@@ -55,7 +61,7 @@ def test_a_support_raises_the_probability_of_what_it_keeps():
     free, kept = score()[0], score(supports=SUPPORTS)[0]
     assert (kept[[0, 2, 3]] > free[[0, 2, 3]] + 0.1).all()
     assert kept[3].item() == 0.0
-    assert torch.equal(kept[[1, 4]], free[[1, 4]])  # no support recorded
+    assert torch.equal(kept[[1, 4]], free[[1, 4]])
 
 
 @pytest.mark.parametrize("supports", [None, SUPPORTS], ids=["whole vocabulary", "supports"])

@@ -71,8 +71,8 @@ def test_a_wrong_argument_of_the_environment_is_named(tmp_path):
     [
         ({"rollout": {"temprature": 1.0}}, "rollout.temprature", "Extra inputs are not permitted"),
         ({"rollout": {"temperature": 0.0}}, "rollout.temperature", "greater than 0"),
-        ({"advantages": {"gamma": 1.5}}, "advantages.gamma", "less than or equal to 1"),
-        ({"policy_loss": {"aggregation": "mean"}}, "policy_loss.aggregation", "'token-mean', 'seq-mean-token-sum'"),
+        ({"estimator": {"gamma": 1.5}}, "estimator.gae.gamma", "less than or equal to 1"),
+        ({"loss": {"aggregation": "mean"}}, "loss.ppo_clip.aggregation", "'token-mean', 'seq-mean-token-sum'"),
         ({"actor": {"learning_rate": float("nan")}}, "actor.learning_rate", "finite number"),
         ({"model": {"kind": "old"}}, "model", "'new', 'folder'"),
     ],

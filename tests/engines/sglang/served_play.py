@@ -64,10 +64,9 @@ def recomputed(
     for start in range(0, len(samples), 32):
         batch = collate(samples[start : start + 32], dtype=torch.float32, device=torch.device("cpu"))
         rows, cols = batch.action_mask.nonzero(as_tuple=True)
-        supports = None if batch.supports is None else batch.supports[rows, cols]
         with torch.no_grad():
             logprobs, _ = actor(
-                batch.token_ids, rows, cols, temperature=temperature, supports=supports, with_entropy=False
+                batch.token_ids, rows, cols, temperature=temperature, supports=batch.supports, with_entropy=False
             )
         ours.append(logprobs.double())
         recorded.append(

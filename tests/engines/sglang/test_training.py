@@ -84,7 +84,7 @@ def test_support_under_top_k_and_top_p_reaches_the_learner(server, tmp_path):
 @pytest.mark.parametrize("way", ["distributed", "disk"])
 def test_collection_runs_ahead_of_training_by_no_more_than_it_may(server, tmp_path, way):
     changed = settings(server, max_policy_lag=2, weight_sync=way)
-    config = tiny(tmp_path / "run", num_iterations=5, **changed, policy_loss={"importance": "tis"})
+    config = tiny(tmp_path / "run", num_iterations=5, **changed, loss={"importance": "tis"})
     train(config, progress=False)
     lines = lines_of(config.run_dir)
     lags = [line["rollout/lag_max"] for line in lines]

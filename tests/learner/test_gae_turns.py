@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from envgym.learner.gae import bilevel_advantages, gae_advantages, turn_advantages, turn_discounts
+from envgym.learner.gae import bilevel_advantages, gae_advantages, turn_advantages, turn_steps
 
 F64 = torch.float64
 BILEVEL = {"gamma_turn": 0.9, "lam_turn": 0.8, "gamma_token": 0.95, "lam_token": 0.7}
@@ -115,7 +115,9 @@ def test_turn_advantages_truncated():
 
 
 def test_turn_advantages_of_a_turn_cut_in_mid_generation_do_not_discount_the_bootstrap():
-    got = turn_advantages(**three_turns(1.0), gamma=0.9, lam=0.8, mid_turn_cut=torch.tensor([True]))
+    b = three_turns(1.0)
+    steps = turn_steps(b["turn_ids"], b["action_mask"], mid_turn_cut=torch.tensor([True]))
+    got = turn_advantages(**b, gamma=0.9, lam=0.8, steps=steps)
     close(got[:, -2:-1], row(2 + 1.0 - 0.3))
 
 
@@ -133,21 +135,28 @@ def test_bilevel_advantages_truncated():
     close(got, row(0, 0.07 + 0.665 * 2.11424, 2.11424, 0, 1.742, 0, 0, -0.11 + 0.665 * 2.6, 2.6, 0))
 
 
-def test_turn_discounts_act_on_the_last_token_of_each_turn():
+def test_a_step_ends_on_the_last_token_of_each_turn():
     b = three_turns(0.0)
-    got = turn_discounts(b["turn_ids"], b["action_mask"], gamma=0.9)
-    close(got, row(0, 1, 0.9, 0, 0.9, 0, 0, 1, 0.9, 0))
-    cut = turn_discounts(b["turn_ids"], b["action_mask"], gamma=0.9, mid_turn_cut=torch.tensor([True]))
-    close(cut, row(0, 1, 0.9, 0, 0.9, 0, 0, 1, 1, 0))
+    assert turn_steps(b["turn_ids"], b["action_mask"]).tolist() == [[0, 0, 1, 0, 1, 0, 0, 0, 1, 0]]
+    cut = turn_steps(b["turn_ids"], b["action_mask"], mid_turn_cut=torch.tensor([True]))
+    assert cut.tolist() == [[0, 0, 1, 0, 1, 0, 0, 0, 0, 0]]
 
 
 def test_a_turn_without_action_tokens_counts_one_step():
     mask, ids = torch.ones(1, 3, dtype=torch.bool), torch.tensor([[1, 1, 4]])
-    close(turn_discounts(ids, mask, gamma=0.9), row(1, 0.9**3, 0.9))
-    close(turn_discounts(ids, mask, gamma=0.9, num_turns=torch.tensor([7])), row(1, 0.9**3, 0.9**3))
+    assert turn_steps(ids, mask).tolist() == [[0, 3, 1]]
+    assert turn_steps(ids, mask, num_turns=torch.tensor([7])).tolist() == [[0, 3, 3]]
     # Turn 6 was begun and cut before its first token: two steps were completed after turn 4 began.
-    cut = turn_discounts(ids, mask, gamma=0.9, num_turns=torch.tensor([7]), mid_turn_cut=torch.tensor([True]))
-    close(cut, row(1, 0.9**3, 0.9**2))
+    cut = turn_steps(ids, mask, num_turns=torch.tensor([7]), mid_turn_cut=torch.tensor([True]))
+    assert cut.tolist() == [[0, 3, 2]]
+
+
+def test_steps_that_are_known_give_what_turn_ids_give():
+    b = random_batch(5)
+    steps = turn_steps(b["turn_ids"], b["action_mask"])
+    known = b | {"turn_ids": torch.zeros_like(steps), "steps": steps}
+    assert torch.equal(turn_advantages(**known, gamma=0.9, lam=0.8), turn_advantages(**b, gamma=0.9, lam=0.8))
+    assert torch.equal(bilevel_advantages(**known, **BILEVEL), bilevel_advantages(**b, **BILEVEL))
 
 
 def test_per_turn_discount_of_one_reward_counts_turns_not_words():
@@ -155,13 +164,13 @@ def test_per_turn_discount_of_one_reward_counts_turns_not_words():
     rewards = torch.zeros(2, 6, dtype=F64)
     rewards[:, -1] = 1.0
     ids = torch.tensor([[0, 0, 0, 0, 0, 1], [0, 1, 1, 1, 1, 1]])
-    discount = turn_discounts(ids, mask, gamma=0.5)
+    discount = 0.5 ** turn_steps(ids, mask).double()
     zero = torch.zeros_like(rewards)
     got = gae_advantages(rewards, zero, mask, torch.zeros(2, dtype=F64), discount=discount, lam=1.0)
     close(got, torch.tensor([[0.5, 0.5, 0.5, 0.5, 0.5, 1.0], [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]], dtype=F64))
     truncated = torch.full((2,), 4.0, dtype=F64)
     cut = torch.tensor([False, True])
-    discount = turn_discounts(ids, mask, gamma=0.5, mid_turn_cut=cut)
+    discount = 0.5 ** turn_steps(ids, mask, mid_turn_cut=cut).double()
     got = gae_advantages(zero, zero, mask, truncated, discount=discount, lam=1.0)
     close(got, torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 2.0], [2.0, 4.0, 4.0, 4.0, 4.0, 4.0]], dtype=F64))
 
@@ -232,7 +241,7 @@ def test_junk_padding_and_row_order_change_nothing():
     for estimate in (
         lambda batch: turn_advantages(**batch, gamma=0.9, lam=0.8),
         lambda batch: bilevel_advantages(**batch, **BILEVEL),
-        lambda batch: turn_discounts(batch["turn_ids"], batch["action_mask"], gamma=0.9),
+        lambda batch: turn_steps(batch["turn_ids"], batch["action_mask"]),
     ):
         clean = estimate(b)
         assert clean.any() and torch.equal(estimate(dirty), clean)
@@ -272,9 +281,6 @@ def test_float32_follows_float64():
         ({"turn_ids": torch.zeros(1, 9, dtype=torch.long)}, "turn_ids must be integers"),
         ({"turn_ids": torch.tensor([[0, 1, 0, 0, 0, 0, 0, 0, 0, 0]])}, "must not decrease"),
         ({"turn_ids": torch.full((1, 10), -1)}, "turn_ids must lie in"),
-        ({"num_turns": torch.tensor([2])}, "turn_ids must lie in"),
-        ({"num_turns": torch.tensor([3.0])}, "num_turns must be integer"),
-        ({"mid_turn_cut": torch.tensor([1])}, "mid_turn_cut must be bool"),
         ({"gamma": 1.01}, "gamma must lie in"),
         ({"lam": -0.1}, "lam must lie in"),
     ],
@@ -282,6 +288,20 @@ def test_float32_follows_float64():
 def test_wrong_input_is_named(change, message):
     with pytest.raises(ValueError, match=message):
         turn_advantages(**(three_turns(0.0) | {"gamma": 0.9, "lam": 0.8} | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_turns": torch.tensor([2])}, "turn_ids must lie in"),
+        ({"num_turns": torch.tensor([3.0])}, "num_turns must be integer"),
+        ({"mid_turn_cut": torch.tensor([1])}, "mid_turn_cut must be bool"),
+    ],
+)
+def test_wrong_counts_of_turns_are_named(change, message):
+    b = three_turns(0.0)
+    with pytest.raises(ValueError, match=message):
+        turn_steps(b["turn_ids"], b["action_mask"], **change)
 
 
 @pytest.mark.parametrize("name", sorted(BILEVEL))
