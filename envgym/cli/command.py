@@ -76,7 +76,8 @@ def _message(error: Exception) -> str:
         if entry["type"] == "extra_forbidden":
             lines.append(f"{where}: there is no such field")
         else:
-            lines.append(f"{where}: {entry['msg'].removeprefix('Value error, ')} (got {str(entry['input'])[:80]})")
+            got = f" (got {str(entry['input'])[:80]})" if entry["loc"] else ""
+            lines.append(f"{where}: {entry['msg'].removeprefix('Value error, ')}{got}")
     return "; ".join(lines)
 
 

@@ -54,7 +54,7 @@ class Estimator(Protocol):
 
     needs_critic: bool
 
-    def __call__(self, batch: EstimatorBatch) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, batch: EstimatorBatch, /) -> tuple[Tensor, Tensor | None]:
         """(advantages, value targets), both like `batch.rewards` and read on action tokens only.
 
         A collective of all ranks, once an iteration (with `recompute_each_epoch` once an epoch). The learner whitens

@@ -409,5 +409,5 @@ class HandedOver:
         self.name = name
         self.needs_critic = needs_critic
 
-    def __call__(self, *_: Any) -> Any:
+    def __call__(self, _: Any, /) -> Any:
         raise ValueError(f"this run trains with '{self.name}', which its script hands to train(...); run that script")

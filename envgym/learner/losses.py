@@ -332,7 +332,7 @@ class LossInputs:
 class Loss(Protocol):
     """What the policy minimises."""
 
-    def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, inputs: LossInputs, /) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss, metrics): a scalar with a graph, best made by `inputs.aggregate`, and numbers to log.
 
         Metrics whose names end in `_sum` are sums over valid tokens and logged as `policy/NAME`, a mean per token;

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from envgym.config import NewModel, TrainConfig
+from envgym.config import EstimatorConfig, LossConfig, NewModel, TrainConfig
 from envgym.errors import CheckpointError, ModelError, StorageError
 from envgym.learner.checkpoint import export_model, load_newest
 from envgym.learner.distributed import is_main, pick_device, process_group
+from envgym.learner.estimator import Estimator
 from envgym.learner.learner import Learner, weights_dtype
+from envgym.learner.losses import Loss
 from envgym.model_folder import load_model, load_tokenizer, read_model_config
 from envgym.training.callbacks import Callback, check_extensions
 from envgym.training.loggers import Logger
@@ -40,6 +42,8 @@ def train(
     *,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
+    loss: Loss | None = None,
+    estimator: Estimator | None = None,
     resume: bool = False,
     progress: bool = True,
 ) -> TrainResult:
@@ -52,6 +56,9 @@ def train(
         config: The run.
         callbacks: Called on every rank at the stations of the run, in this order; they may end it.
         loggers: Given every iteration's metrics on the main rank, after `metrics.jsonl` and TensorBoard.
+        loss: What the policy minimises, in place of what `config.loss` names; its common settings still hold. The
+            stored configuration then names the object, and only a script that hands it over can resume the run.
+        estimator: Where advantages come from, in place of what `config.estimator` names; likewise.
         resume: Continue the run in `config.run_dir` from its newest checkpoint. The metrics that follow are those that
             the uninterrupted run would have had. `config` may differ in what does not change what is learned
             (`envgym.training.run_folder.CHANGEABLE`), for example in the addresses of servers.
@@ -72,26 +79,24 @@ def train(
     """
     _check_is_config(config)
     check_extensions(callbacks, loggers)
+    config = _with_names(config, loss=loss, estimator=estimator)
+    given = {"callbacks": callbacks, "loggers": loggers, "loss": loss, "estimator": estimator, "resume": resume}
     with process_state_kept(config.torch_threads):
         try:
-            return _train(config, callbacks, loggers, resume=resume, progress=progress)
+            return _train(config, progress=progress, **given)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(continuation(config.run_dir))
             raise
 
 
-def _train(
-    config: TrainConfig, callbacks: Sequence[Callback], loggers: Sequence[Logger], *, resume: bool, progress: bool
-) -> TrainResult:
+def _train(config: TrainConfig, *, progress: bool, **given: Any) -> TrainResult:
     from envgym.training.progress import ProgressDisplay  # rich moves the random state when it is imported
 
     device = pick_device(config.device)
     with process_group(device) as mesh, ProgressDisplay(enabled=progress and is_main()) as display:
         for advice in _advice(config) if is_main() else ():
             _log.warning(advice)
-        trainer = Trainer(
-            config, mesh=mesh, device=device, display=display, resume=resume, callbacks=callbacks, loggers=loggers
-        )
+        trainer = Trainer(config, mesh=mesh, device=device, display=display, **given)
         try:
             return trainer.run()
         except (CheckpointError, StorageError):  # their messages say what to do
@@ -117,6 +122,32 @@ def _check_is_config(config: Any) -> None:
         got = f"a {type(config).__name__}"
         hint = "make one with TrainConfig(**fields)" if isinstance(config, dict) else "make one with TrainConfig(...)"
     raise ValueError(f"train takes an envgym.TrainConfig, not {got}; {hint}")
+
+
+def _with_names(config: TrainConfig, *, loss: Loss | None, estimator: Estimator | None) -> TrainConfig:
+    """The configuration with the objects that a script handed over named in it."""
+    sections: dict[str, Any] = {}
+    for section, given in (("loss", loss), ("estimator", estimator)):
+        configured = getattr(config, section)
+        if given is not None:
+            common = LossConfig.model_fields if section == "loss" else EstimatorConfig.model_fields
+            sections[section] = {"kind": "custom", "name": _name(given), **configured.model_dump(include=set(common))}
+        elif configured.kind == "custom":
+            raise ValueError(
+                f"this run trains with the {section} '{configured.name}', an object that its script hands to "
+                f"train(..., {section}=...); run that script, with resume=True to go on"
+            )
+    if estimator is not None:
+        sections["estimator"]["needs_critic"] = estimator.needs_critic
+    return TrainConfig(**{**config.model_dump(), **sections}) if sections else config
+
+
+def _name(given: Any) -> str:
+    """Where the class or function of an object is: module:name, or script.py:name."""
+    named = given if hasattr(given, "__qualname__") else type(given)
+    module = named.__module__
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return f"{Path(script).name if module == '__main__' and script else module}:{named.__qualname__}"
 
 
 def _advice(config: TrainConfig) -> list[str]:

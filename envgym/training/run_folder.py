@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from envgym.config import TrainConfig
+from envgym.config import RENAMED_SECTIONS, TrainConfig
 from envgym.errors import CheckpointError, StorageError, written_whole
 from envgym.types import Trajectory
 
@@ -201,7 +201,7 @@ def _never_began(path: Path) -> bool:
     if has_checkpoint(path):
         return False
     try:
-        TrainConfig.model_validate(json.loads((path / CONFIG).read_text(encoding="utf-8")))
+        TrainConfig.model_validate(_translated(json.loads((path / CONFIG).read_text(encoding="utf-8"))))
     except ValueError:
         return False
     return True
@@ -233,9 +233,15 @@ def read_config(run_dir: Path) -> TrainConfig:
     if not path.is_file():
         raise CheckpointError(f"'{run_dir}' holds no run (it has no {CONFIG}); start one without resume")
     try:
-        return TrainConfig.model_validate({**json.loads(path.read_text(encoding="utf-8")), "run_dir": run_dir})
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return TrainConfig.model_validate({**_translated(stored), "run_dir": run_dir})
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"'{path}' is not a valid configuration: {error}") from error
+
+
+def _translated(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration, whichever version of envgym wrote it, in the sections of today."""
+    return {RENAMED_SECTIONS.get(name, name): section for name, section in stored.items()}
 
 
 def _write_config(config: TrainConfig) -> None:

@@ -22,7 +22,9 @@ from envgym.evaluation.results import EnvironmentReport, summarise
 from envgym.learner.batch import Sample, make_sample
 from envgym.learner.checkpoint import export_model, load_newest, save_checkpoint
 from envgym.learner.distributed import is_main, on_main
+from envgym.learner.estimator import Estimator
 from envgym.learner.learner import Learner, weights_dtype
+from envgym.learner.losses import Loss
 from envgym.model_folder import load_model, load_tokenizer
 from envgym.rendering import make_renderer
 from envgym.rollout.collector import EpisodeRequest
@@ -81,6 +83,8 @@ class Trainer:
         resume: bool,
         callbacks: Sequence[Callback] = (),
         loggers: Sequence[Logger] = (),
+        loss: Loss | None = None,
+        estimator: Estimator | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -121,7 +125,8 @@ class Trainer:
             self.players.check_prompt()
             if self.engine.shares_memory:
                 self.engine.sleep()
-            self.learner = Learner(load_model(model_dir, weights_dtype(config)), config, mesh=mesh, device=device)
+            lm = load_model(model_dir, weights_dtype(config))
+            self.learner = Learner(lm, config, mesh=mesh, device=device, loss=loss, estimator=estimator)
         except BaseException:
             self.close()
             raise
@@ -306,7 +311,8 @@ class Trainer:
         state = self.state
         seed = self.config.seed * 1_000_003 + state.iteration
         state.metrics |= self.learner.train_on(samples, seed=seed, update_actor=not self.pretraining)
-        state.metrics["critic/pretraining"] = float(self.pretraining)
+        if self.learner.critic is not None:
+            state.metrics["critic/pretraining"] = float(self.pretraining)
         if is_main():
             _warn_of_mismatch(state.iteration, state.metrics)
         if self.pretraining:

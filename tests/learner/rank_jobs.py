@@ -13,6 +13,7 @@ from envgym.learner import model
 from envgym.learner.batch import exchange_samples, plan_microbatches
 from envgym.learner.checkpoint import load_checkpoint, save_checkpoint
 from envgym.learner.distributed import shard
+from envgym.learner.metrics import all_reduce_sum
 from envgym.learner.model import Actor
 from envgym.weights import weight_buckets
 
@@ -43,16 +44,39 @@ FLOAT32 = {
 """A single small update, since Adam makes much of rounding where a gradient is next to zero."""
 
 
+NO_CRITIC: dict[str, Any] = {"estimator": {"whiten": "none"}, "kl": {"beta": 0.05}}
+"""For an estimator that is handed over and needs no critic."""
+
+
+class MeanBaseline:
+    """The return of a trajectory against the mean of all, on each of its action tokens."""
+
+    needs_critic = False
+
+    def __call__(self, batch: Any) -> tuple[torch.Tensor, None]:
+        returns = batch.rewards.sum(dim=1)
+        total, count = all_reduce_sum(torch.stack([returns.sum(), returns.new_tensor(float(len(returns)))]))
+        return (returns - total / count)[:, None] * batch.action_mask, None
+
+
+class PlainGradient:
+    """The policy gradient without a ratio."""
+
+    def __call__(self, inputs: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = inputs.aggregate(-inputs.logprobs * inputs.advantages)
+        return loss, {"negative_logprob_sum": -(inputs.logprobs * inputs.loss_mask).sum()}
+
+
 def train_twice(
-    sections: dict[str, Any], split: str = "even", count: int = 7, seeds: tuple[int, ...] = (5, 6)
+    sections: dict[str, Any], split: str = "even", count: int = 7, seeds: tuple[int, ...] = (5, 6), **seams: Any
 ) -> dict[str, Any]:
     """Two iterations (or as many as there are seeds) from the same start; metrics and weights."""
-    learner = make_learner(make_config(**sections))
+    learner = make_learner(make_config(**sections), **seams)
     metrics = [learner.train_on(share(make_samples(count), split), seed=seed) for seed in seeds]
     return {
         "metrics": metrics,
         "actor": weights_of(learner.actor),
-        "critic": weights_of(learner.critic),
+        "critic": {} if learner.critic is None else weights_of(learner.critic),
         "beta": None if learner.kl is None else learner.kl.beta,
     }
 
@@ -184,6 +208,9 @@ def everything_on_two_ranks(folder: str, checkpoint_of_one: str) -> dict[str, An
         "float64 tiny micro-batches": train_twice(small, "all but one on the second"),
         "float64 tiny chunks": train_with_tiny_chunks(),
         "float64 whitened minibatches": train_twice(minibatch),
+        "float64 own loss and estimator": train_twice(
+            NO_CRITIC, "all but one on the second", loss=PlainGradient(), estimator=MeanBaseline()
+        ),
         "float32": train_twice(FLOAT32, seeds=(5,)),
         "imitation": imitate("all but one on the second"),
         "bad update": skip_a_bad_update(),

@@ -7,6 +7,9 @@ import torch
 from rank_jobs import (
     EARLY_STOP,
     FLOAT32,
+    NO_CRITIC,
+    MeanBaseline,
+    PlainGradient,
     everything_on_two_ranks,
     imitate,
     load_then_train,
@@ -92,6 +95,12 @@ def test_minibatch_whitening_and_recomputed_values_agree_on_two_ranks(one_rank, 
     alone = train_twice({**EVERYTHING, "estimator": estimator})
     for rank in two_ranks:
         assert_same_run(rank["float64 whitened minibatches"], alone, rel=1e-9)
+
+
+def test_a_loss_and_an_estimator_of_ones_own_agree_on_two_ranks(one_rank, two_ranks):
+    alone = train_twice(NO_CRITIC, loss=PlainGradient(), estimator=MeanBaseline())
+    for rank in two_ranks:
+        assert_same_run(rank["float64 own loss and estimator"], alone, rel=1e-9)
 
 
 def test_two_ranks_agree_with_one_in_float32(one_rank, two_ranks):

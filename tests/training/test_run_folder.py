@@ -44,6 +44,36 @@ def test_a_run_with_a_checkpoint_is_kept(tmp_path):
     assert (tmp_path / "run" / CHECKPOINTS / "000000").is_dir()
 
 
+OLD_CONFIG = """{
+  "run_dir": "runs/old", "env": {"id": "envgym/PointerChase-v0", "max_turns": null, "kwargs": {}},
+  "model": {"kind": "new", "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": null,
+    "context_length": 512, "words": ["get", "answer", "start"]},
+  "renderer": "chatml", "policy": {"kind": "embedded"}, "num_iterations": 30, "seed": 0,
+  "advantages": {"gamma": 0.5, "discount_per": "turn", "gae_lambda_policy": 0.9, "gae_lambda_value": 1.0,
+    "gae_length_alpha": null, "gae_lambda_min": 0.0, "whiten": "minibatch", "recompute_each_epoch": true},
+  "policy_loss": {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0, "entropy_coefficient": 0.01,
+    "aggregation": "seq-mean-token-sum", "importance": "tis", "importance_cap": 1.5}
+}"""
+"""What a run wrote before estimator and loss were seams."""
+
+
+def test_a_stored_configuration_of_an_earlier_version_is_still_read(tmp_path):
+    (tmp_path / "config.json").write_text(OLD_CONFIG)
+    config = read_config(tmp_path)
+    assert config.run_dir == tmp_path and config.num_iterations == 30
+    assert (config.estimator.kind, config.estimator.gamma, config.estimator.whiten) == ("gae", 0.5, "minibatch")
+    assert config.estimator.recompute_each_epoch and config.estimator.gae_lambda_policy == 0.9
+    assert (config.loss.kind, config.loss.clip_low, config.loss.dual_clip) == ("ppo_clip", 0.1, 3.0)
+    assert (config.loss.importance, config.loss.aggregation) == ("tis", "seq-mean-token-sum")
+    assert read_config(tmp_path) == TrainConfig.model_validate(config.model_dump())
+
+
+@pytest.mark.parametrize(("old", "new"), [("advantages", "estimator"), ("policy_loss", "loss")])
+def test_the_old_name_of_a_section_in_a_new_configuration_is_an_error_that_says_the_new_one(old, new):
+    with pytest.raises(ValueError, match=f"the section '{old}' is called '{new}' now"):
+        TrainConfig.model_validate({"run_dir": "x", "env": {"id": "e"}, old: {}})
+
+
 def test_a_model_folder_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "checkpoints" / "checkpoint-500").mkdir(parents=True)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
