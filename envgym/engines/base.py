@@ -1,12 +1,16 @@
-"""The contracts of what samples: `Policy` (token ids in, sampled ids out) and `Engine` (a policy plus its life)."""
+"""The contracts of what samples: `Policy` (token ids in, sampled ids out) and `Engine` (a policy plus its life).
+
+Below them stands what every policy checks of a prompt.
+"""
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from envgym.types import Completion, SamplingParams
 
@@ -122,3 +126,59 @@ class EngineSetup:
     max_policy_lag: int = 0
     deterministic: bool = True
     seed: int = 0
+
+
+def as_tokens(prompt_ids: Iterable[Any]) -> list[int]:
+    """The token ids of a prompt, NumPy's integers and single tensors of one made Python's.
+
+    Raises:
+        TypeError: One of them is no integer.
+    """
+    tokens = list(prompt_ids)
+    if set(map(type, tokens)) <= {int}:
+        return tokens
+    for place, token in enumerate(tokens):
+        try:
+            if isinstance(token, bool):  # equal to 0 or 1, and never meant as a token
+                raise TypeError
+            tokens[place] = operator.index(token)
+        except TypeError:
+            raise TypeError(
+                f"token {place} of the prompt is {token!r} ({type(token).__name__}); token ids are integers"
+            ) from None
+    return tokens
+
+
+def shared_prefix(known: list[int], prompt: list[int], vocab_size: int) -> int:
+    """How many leading tokens of a prompt equal the session's known ones; the others are checked to be in the
+    vocabulary.
+
+    Raises:
+        ValueError: A token id is not in [0, vocab_size).
+    """
+    shared = min(len(known), len(prompt))
+    if known[:shared] != prompt[:shared]:  # one comparison at C speed where one extends the other
+        shared = next(place for place in range(shared) if known[place] != prompt[place])
+    new = prompt[shared:]
+    if new and (min(new) < 0 or max(new) >= vocab_size):
+        bad = next(token for token in new if not 0 <= token < vocab_size)
+        raise ValueError(
+            f"token id {bad} of the prompt is outside the model's vocabulary [0, {vocab_size}); use its tokenizer"
+        )
+    return shared
+
+
+def room_after(prompt: list[int], context_length: int) -> int:
+    """How many tokens the context holds behind a prompt.
+
+    Raises:
+        ValueError: The prompt is empty, or there is no room.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty; pass at least one token")
+    if len(prompt) >= context_length:
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens leaves no room in the context of {context_length}; end the episode, or "
+            f"shorten the prompt to at most {context_length - 1} tokens"
+        )
+    return context_length - len(prompt)

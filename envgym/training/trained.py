@@ -113,7 +113,7 @@ def agent_from_model(
     policy: Policy
     if servers:
         from envgym.engines.sglang.policy import SGLangPolicy
-        from envgym.engines.sglang.served_weights import check_served_weights
+        from envgym.engines.sglang.weights import check_served_weights
 
         policy = served = SGLangPolicy(servers, model_folder=folder, context_length=context_length)
         if check_weights:

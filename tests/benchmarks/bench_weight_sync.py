@@ -19,9 +19,9 @@ import torch
 from envgym.engines import SGLangServer
 from envgym.engines.embedded.tiny_model import create_model
 from envgym.engines.sglang.client import SGLangClient
-from envgym.engines.sglang.receivers import make_receivers
+from envgym.engines.sglang.transports import make_transport
+from envgym.engines.sglang.weights import ServerWeights, sync_servers
 from envgym.model_folder import load_model
-from envgym.weights import push_weights
 
 WAYS = ("tensors", "distributed", "disk")
 
@@ -56,19 +56,13 @@ def measure(folder: Path, scratch: Path, client: SGLangClient, options: argparse
             to.copy_(parameter)
 
     def pusher(way: str) -> Callable[[], None]:
-        feed = make_receivers(
-            [client],
-            way,
-            rank=0,
-            num_ranks=1,
-            folder=scratch / way,
-            model_folder=folder,  # type: ignore[arg-type]
-        )
+        transport = make_transport(way, folder=scratch / way, model_folder=folder)  # type: ignore[arg-type]
+        server = ServerWeights(client, transport)
 
         def push() -> None:
             nonlocal version
             version += 1
-            push_weights(model, feed, version=version, max_bytes=options.bucket_mib * 2**20)
+            sync_servers(model, [server], version=version, max_bytes=options.bucket_mib * 2**20)
 
         return push
 

@@ -21,7 +21,7 @@ from envgym.learner.learner import Learner
 from envgym.rendering import ChatMLRenderer
 from envgym.rollout.collector import Collector, EpisodeRequest
 from envgym.types import SamplingParams
-from envgym.weights import push_weights, weight_buckets
+from envgym.weights import weight_buckets
 
 SAMPLINGS = {
     "plain": {},
@@ -30,6 +30,11 @@ SAMPLINGS = {
     "top-p": {"temperature": 0.8, "top_p": 0.7},
     "both": {"top_k": 40, "top_p": 0.9},
 }
+
+
+def give(policy, module, version, **size):
+    """Has a policy sample with the weights of a module."""
+    policy.load_weights((entry for bucket in weight_buckets(module, **size) for entry in bucket), version)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +103,7 @@ def test_what_was_pushed_is_what_samples(folder, mesh):
     stale = collate(samples_of(collect(policy, folder, {})), dtype=learner.dtype, device=CPU)
     learner.score(stale)
     assert (stale.proximal_logprobs - stale.behavior_logprobs).abs().max() > 0.01
-    push_weights(learner.actor.lm, [policy], version=7)
+    give(policy, learner.actor.lm, 7)
     assert policy.version == 7
     trajectories = collect(policy, folder, {})
     assert {span.version for t in trajectories for turn in t.turns for span in turn.version_spans} == {7}
@@ -114,7 +119,7 @@ def test_a_learning_rate_of_zero_leaves_the_policy_as_it_was(folder, mesh):
     before = collect(policy, folder, {})
     for iteration in range(1, 4):
         learner.train_on(samples_of(before), seed=iteration)
-        push_weights(learner.actor.lm, [policy], version=iteration)
+        give(policy, learner.actor.lm, iteration)
     after = collect(policy, folder, {})
     assert [[(t.action_ids, t.behavior_logprobs) for t in episode.turns] for episode in after] == [
         [(t.action_ids, t.behavior_logprobs) for t in episode.turns] for episode in before
@@ -159,16 +164,13 @@ def test_buckets_hold_every_parameter_once_and_keep_to_their_size(folder):
     assert any(size > 20_000 for size in sizes)  # the embedding alone is larger
 
 
-def test_a_receiver_takes_weights_however_they_are_cut(folder):
+def test_the_policy_takes_weights_however_they_are_cut(folder):
     lm, policy = AutoModelForCausalLM.from_pretrained(folder), TorchPolicy(folder)
     changed = copy.deepcopy(lm)
     with torch.no_grad():
         for parameter in changed.parameters():
             parameter.mul_(1.2)
-    policy.begin_update()
-    for bucket in weight_buckets(changed, max_bytes=1):
-        policy.receive(bucket)
-    policy.end_update(1)
+    give(policy, changed, 1, max_bytes=1)
 
     async def one_token():
         session = policy.open_session(seed=0)
@@ -186,7 +188,7 @@ def test_weights_of_another_model_are_refused_and_the_old_ones_stay(folder, tmp_
     policy = TorchPolicy(folder)
     wider = create_model(tmp_path, hidden_size=32, num_layers=3, num_heads=2, num_kv_heads=1)
     with pytest.raises(WeightSyncError, match=r"version 0 stays: unknown parameter 'model\.layers\.2"):
-        push_weights(AutoModelForCausalLM.from_pretrained(wider), [policy], version=1)
+        give(policy, AutoModelForCausalLM.from_pretrained(wider), 1)
     assert policy.version == 0
-    push_weights(AutoModelForCausalLM.from_pretrained(folder), [policy], version=2)  # and the next update works
+    give(policy, AutoModelForCausalLM.from_pretrained(folder), 2)  # and the next update works
     assert policy.version == 2

@@ -7,7 +7,7 @@ from torch import nn
 
 from envgym.engines.base import Engine, EngineSetup
 from envgym.engines.embedded.policy import TorchPolicy
-from envgym.weights import push_weights
+from envgym.weights import weight_buckets
 
 
 class EmbeddedEngine(Engine):
@@ -28,4 +28,5 @@ class EmbeddedEngine(Engine):
 
     def sync(self, module: nn.Module, version: int) -> None:
         """Copies the weights; see `Engine.sync`."""
-        push_weights(module, [self.policy], version=version)
+        parameters = (parameter for bucket in weight_buckets(module) for parameter in bucket)
+        self.policy.load_weights(parameters, version)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 
+from envgym.engines.base import as_tokens, room_after, shared_prefix
 from envgym.engines.embedded.decoder import Decoder
 from envgym.engines.embedded.scheduler import Scheduler
-from envgym.engines.embedded.sessions import Request, Session, UniformStream, as_tokens, shared_prefix
+from envgym.engines.embedded.sessions import Request, Session, UniformStream
 from envgym.engines.embedded.weights import DecoderShape, fuse
 from envgym.errors import WeightSyncError
 from envgym.model_folder import load_model
@@ -29,7 +30,7 @@ _STALL_S = 60.0
 
 
 class TorchPolicy:
-    """A `Policy` and `WeightReceiver` that generates with torch in this process.
+    """A `Policy` that generates with torch in this process.
 
     Requests of all sessions are decoded together, one token a step (continuous batching). A session keeps its cache
     slot and the keys and values of its tokens from turn to turn, so that only what a prompt adds is computed. All calls
@@ -84,12 +85,10 @@ class TorchPolicy:
         self.deterministic = deterministic
         self._context_length = context_length or shape.context_length
         self._device, self._dtype = torch.device(device), dtype
-        self._parameter_shapes = shape.parameter_shapes()
         weights = fuse(shape, model.state_dict(), dtype=dtype, device=self._device)
         self._scheduler = Scheduler(Decoder(shape, weights), max_concurrency=max_concurrency)
         self._sessions: dict[int, Session] = {}
         self._session_ids = itertools.count()
-        self._staged: dict[str, torch.Tensor] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -160,78 +159,38 @@ class TorchPolicy:
             self._notify()
             raise
 
-    def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Compares names and shapes with those of this model; see `WeightReceiver`."""
-        for name, shape in shapes.items():
-            self._check_parameter(name, shape)
-        self._check_complete(shapes.keys())
+    def load_weights(self, parameters: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Samples with other weights from the next token on; turns under way go on with them. All caches are dropped.
 
-    def begin_update(self) -> None:
-        """Stops sampling until `end_update`; see `WeightReceiver`."""
-        if self._staged is not None:
-            raise WeightSyncError(
-                "a weight update is already under way; finish it with end_update before the next begin_update"
-            )
-        self._staged = {}
+        Either all weights are replaced or, after an error, none. When this returns, nothing holds on to the tensors.
 
-    def receive(self, bucket: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Takes some parameters, copied into staging; see `WeightReceiver`.
+        Args:
+            parameters: Every parameter by its Hugging Face name; a tied `lm_head.weight` may be among them or not.
+            version: What the new weights are called.
 
-        The names are those of the Hugging Face state dict. A tied `lm_head.weight` may be sent or left out. An error
-        abandons the update, and the old weights go on sampling.
+        Raises:
+            WeightSyncError: A name is unknown or missing, came twice, or a shape differs.
         """
-        staged = self._staging()
-        for name, tensor in bucket:
-            if not self._check_parameter(name, tuple(tensor.shape)):
+        shape = self._scheduler.decoder.shape
+        held, arrived, problems = shape.parameter_shapes(), dict[str, torch.Tensor](), list[str]()
+        for name, tensor in parameters:  # to the end in any case: where they are sharded, ranks gather them together
+            if name == "lm_head.weight" and name not in held:
                 continue
-            if name in staged:
-                self._abandon(f"parameter '{name}' arrived twice in one update; send each once")
-            staged[name] = tensor.detach().to(device=self._device, dtype=self._dtype, copy=True)
-
-    def end_update(self, version: int) -> None:
-        """Swaps the new weights in as `version`; turns under way go on with them; see `WeightReceiver`.
-
-        All caches are dropped. When a parameter is missing the update is abandoned, and the old weights go on sampling.
-        """
-        staged = self._staging()
-        self._check_complete(staged.keys())
-        weights = fuse(self._scheduler.decoder.shape, staged, dtype=self._dtype, device=self._device)
+            if name not in held:
+                problems.append(f"unknown parameter '{name}': it is not in this model; send those of one like it")
+            elif tuple(tensor.shape) != held[name]:
+                problems.append(f"parameter '{name}' has shape {tuple(tensor.shape)}, expected {held[name]}")
+            elif name in arrived:
+                problems.append(f"parameter '{name}' arrived twice in one update; send each once")
+            else:
+                arrived[name] = tensor.detach().to(device=self._device, dtype=self._dtype)
+        if missing := held.keys() - arrived.keys():
+            problems.append(f"{len(missing)} parameters did not arrive (the first is '{min(missing)}'); send all")
+        if problems:
+            raise WeightSyncError(f"Weight update abandoned, version {self.version} stays: {problems[0]}.")
+        weights = fuse(shape, arrived, dtype=self._dtype, device=self._device)
         self._scheduler.replace_weights(weights, version)
-        self._staged = None
         self._notify()
-
-    def abort_update(self) -> None:
-        """Gives up an update; the old weights go on sampling."""
-        if self._staged is not None:
-            self._staged = None
-            self._notify()
-
-    def _check_parameter(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a parameter is held under its own name; it is not where it is tied and the embedding counts."""
-        held = self._parameter_shapes.get(name)
-        if held is None and name == "lm_head.weight":
-            return False
-        if held is None:
-            self._abandon(
-                f"unknown parameter '{name}': it is not in this model; send the state dict of the same architecture"
-            )
-        if shape != held:
-            self._abandon(f"parameter '{name}' has shape {shape}, expected {held}; send it whole")
-        return True
-
-    def _check_complete(self, names: Set[str]) -> None:
-        missing = self._parameter_shapes.keys() - names
-        if missing:
-            self._abandon(f"{len(missing)} parameters did not arrive (the first is '{min(missing)}'); send all of them")
-
-    def _staging(self) -> dict[str, torch.Tensor]:
-        if self._staged is None:
-            raise WeightSyncError("no weight update is under way; call begin_update first")
-        return self._staged
-
-    def _abandon(self, problem: str) -> NoReturn:
-        self.abort_update()
-        raise WeightSyncError(f"Weight update abandoned, version {self.version} stays: {problem}.")
 
     def _request(self, prompt: list[int], sampling: SamplingParams, session: int) -> Request:
         owner = self._sessions.get(session)
@@ -239,14 +198,7 @@ class TorchPolicy:
             raise ValueError(f"session {session} is not open; call open_session and pass the id it returns")
         if owner.request is not None:
             raise ValueError(f"session {session} is already generating; await its turn before asking for the next")
-        if not prompt:
-            raise ValueError("the prompt is empty; pass at least one token")
-        room = self._context_length - len(prompt)
-        if room < 1:
-            raise ValueError(
-                f"a prompt of {len(prompt)} tokens leaves no room in the context of {self._context_length}; "
-                f"end the episode, or shorten the prompt to at most {self._context_length - 1} tokens"
-            )
+        room = room_after(prompt, self._context_length)
         shared = shared_prefix(owner.tokens, prompt, self.vocab_size)
         return Request(
             session=owner,
@@ -272,7 +224,7 @@ class TorchPolicy:
         """Steps the scheduler as long as there is something to do."""
         scheduler = self._scheduler
         while scheduler.num_requests:
-            if self._staged is not None or (self.deterministic and scheduler.num_requests < len(self._sessions)):
+            if self.deterministic and scheduler.num_requests < len(self._sessions):
                 self._wake.clear()
                 stalled = asyncio.get_running_loop().call_later(_STALL_S, self._report_stall)
                 try:
@@ -299,7 +251,7 @@ class TorchPolicy:
 
     def _report_stall(self) -> None:
         absent = [session.id for session in self._sessions.values() if session.request is None]
-        if self._staged is None and absent:
+        if absent:
             _log.warning(
                 "%d turns have waited %.0f s for session %d and %d more, which are open but not generating; close them "
                 "if their episodes are over, or use deterministic=False if their environments are that slow",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import operator
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -109,49 +106,3 @@ class Request:
         """The finished turn."""
         support = tuple(self.support) if self.sampling.has_support else None
         return Completion(tuple(self.token_ids), tuple(self.logprobs), finish_reason, tuple(self.spans), support)
-
-
-def as_tokens(prompt_ids: Iterable[Any]) -> list[int]:
-    """The token ids of a prompt, NumPy's integers and single tensors of one made Python's.
-
-    Raises:
-        TypeError: One of them is no integer.
-    """
-    tokens = list(prompt_ids)
-    if set(map(type, tokens)) <= {int}:
-        return tokens
-    for place, token in enumerate(tokens):
-        try:
-            if isinstance(token, bool):  # equal to 0 or 1, and never meant as a token
-                raise TypeError
-            tokens[place] = operator.index(token)
-        except TypeError:
-            raise TypeError(
-                f"token {place} of the prompt is {token!r} ({type(token).__name__}); token ids are integers"
-            ) from None
-    return tokens
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix of two token lists; one comparison at C speed when one extends the other."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])
-
-
-def shared_prefix(known: list[int], prompt: list[int], vocab_size: int) -> int:
-    """How many leading tokens of a prompt equal the session's known ones; the others are checked to be in the
-    vocabulary.
-
-    Raises:
-        ValueError: A token id is not in [0, vocab_size).
-    """
-    shared = common_prefix(known, prompt)
-    new = prompt[shared:]
-    if new and (min(new) < 0 or max(new) >= vocab_size):
-        bad = next(token for token in new if not 0 <= token < vocab_size)
-        raise ValueError(
-            f"token id {bad} of the prompt is outside the model's vocabulary [0, {vocab_size}); use its tokenizer"
-        )
-    return shared

@@ -1,4 +1,8 @@
-"""The HTTP interface of one SGLang server: what it is asked, and what its answers mean."""
+"""The HTTP interface of one SGLang server: what it is asked, and what its answers mean.
+
+Generation goes through aiohttp, hundreds of requests at a time on an event loop. Everything else is one blocking `call`
+of the standard library, so that `envgym serve` needs no aiohttp.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +32,52 @@ _KEEP_ALIVE_S = 3.0
 _JSON = {"Content-Type": "application/json"}
 # Servers are named by their address, so a proxy that the environment names for other traffic is not asked.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def call(url: str, method: str, path: str, body: Any = None, *, timeout_s: float) -> Any:
+    """One blocking request to a server.
+
+    Args:
+        url: Base address.
+        method: "GET" or "POST".
+        path: What is asked for.
+        body: Sent as JSON; None sends nothing.
+        timeout_s: How long it may take.
+
+    Returns:
+        The JSON of the answer; None where it is none.
+
+    Raises:
+        ServerError: The server refused or failed.
+        ServerUnreachableError: It did not answer.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data=data, method=method, headers=_JSON)
+    try:
+        with _OPENER.open(request, timeout=timeout_s) as answer:
+            content = answer.read()
+    except urllib.error.HTTPError as error:
+        raise _refused(url, path, error.code, error.read()) from error
+    except TimeoutError as error:
+        raise ServerUnreachableError(f"{url} did not answer {path} within {timeout_s:g} s") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise ServerUnreachableError(f"{url} cannot be reached: {_reason(error)}") from error
+    try:
+        answer_body = json.loads(content) if content else None
+    except ValueError:
+        return None  # some calls answer with a sentence
+    if isinstance(answer_body, dict) and answer_body.get("success") is False:
+        raise _refused(url, path, 200, content)
+    return answer_body
+
+
+def is_healthy(url: str, *, timeout_s: float = 5.0) -> bool:
+    """Whether the server at a URL says that it is healthy; one that envgym has started also is while it is paused."""
+    try:
+        call(url, "GET", "/health", timeout_s=timeout_s)
+    except ServerError:
+        return False
+    return True
 
 
 class SGLangClient:
@@ -149,15 +199,7 @@ class SGLangClient:
         if found is not None:
             await found.lifetime.aclose()
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
-
-    def is_healthy(self, *, timeout_s: float = 5.0) -> bool:
-        """Whether the server answers; also while it is paused."""
-        try:
-            self._call("GET", "/model_info", timeout_s=timeout_s)
-        except ServerError:
-            return False
-        return True
+    # -- control ------------------------------------------------------------------------------------------------------
 
     def model_info(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """What the server says about its model: `model_path`, `weight_version` and more."""
@@ -167,139 +209,38 @@ class SGLangClient:
         """The server's arguments and state: `context_length`, `dtype`, `tp_size`, `max_total_num_tokens` and more."""
         return self._call("GET", "/server_info")
 
-    # -- control ------------------------------------------------------------------------------------------------------
-
     def pause(self, mode: PauseMode = "retract") -> None:
         """Stops sampling until `resume`."""
-        self._call("POST", "/pause_generation", {"mode": mode})
+        self.post("/pause_generation", mode=mode)
 
     def resume(self) -> None:
         """Goes on sampling."""
-        self._call("POST", "/continue_generation", {})
+        self.post("/continue_generation")
 
     def flush_cache(self) -> None:
         """Drops the prefix cache; refused while requests run."""
-        self._call("POST", "/flush_cache")
-
-    def begin_weight_update(self) -> None:
-        """Opens a session for tensor or distributed updates."""
-        self._call("POST", "/begin_weight_update", {})
-
-    def end_weight_update(self) -> None:
-        """Closes the session."""
-        self._call("POST", "/end_weight_update", {})
-
-    def update_weights_from_tensors(self, serialised: Sequence[str], *, load_format: str | None = None) -> None:
-        """Loads tensors.
-
-        Args:
-            serialised: For each tensor-parallel rank the base64 of what was pickled: a list of (name, tensor), or what
-                the load format asks for.
-            load_format: None, or "flattened_bucket".
-        """
-        self._call(
-            "POST",
-            "/update_weights_from_tensor",
-            {
-                "serialized_named_tensors": list(serialised),
-                "load_format": load_format,
-                "flush_cache": False,
-            },
-        )
-
-    def init_weights_group(
-        self, *, address: str, port: int, rank_offset: int, world_size: int, name: str, backend: str
-    ) -> None:
-        """Joins a process group through which weights will come; returns when all its members have joined."""
-        self._call(
-            "POST",
-            "/init_weights_update_group",
-            {
-                "master_address": address,
-                "master_port": port,
-                "rank_offset": rank_offset,
-                "world_size": world_size,
-                "group_name": name,
-                "backend": backend,
-            },
-        )
-
-    def destroy_weights_group(self, name: str) -> None:
-        """Leaves that process group."""
-        self._call("POST", "/destroy_weights_update_group", {"group_name": name})
-
-    def update_weights_from_group(
-        self,
-        names: Sequence[str],
-        dtypes: Sequence[str],
-        shapes: Sequence[Sequence[int]],
-        *,
-        group: str,
-        load_format: str | None = None,
-    ) -> None:
-        """Receives tensors from the process group; returns when they are loaded."""
-        self._call(
-            "POST",
-            "/update_weights_from_distributed",
-            {
-                "names": list(names),
-                "dtypes": list(dtypes),
-                "shapes": [list(shape) for shape in shapes],
-                "group_name": group,
-                "load_format": load_format,
-                "flush_cache": False,
-            },
-        )
-
-    def update_weights_from_disk(self, folder: str) -> None:
-        """Loads a model folder that the server can read."""
-        self._call("POST", "/update_weights_from_disk", {"model_path": folder, "flush_cache": False})
+        self.post("/flush_cache")
 
     def name_weights(self, weight_version: str) -> None:
         """Changes the name of the present weights; running requests go on."""
-        self._call("POST", "/update_weight_version", {"new_version": weight_version, "abort_all_requests": False})
+        self.post("/update_weight_version", new_version=weight_version, abort_all_requests=False)
 
     def weight_checksums(self) -> list[dict[str, str]]:
         """For each tensor-parallel rank, the checksum of each parameter under the server's own name."""
-        answer = self._call("POST", "/weights_checker", {"action": "checksum"})
+        answer = self.post("/weights_checker", action="checksum")
         return [dict(rank["checksums"]) for rank in answer["ranks"]]
 
-    def release_memory(self, tags: Sequence[str] = ("kv_cache", "weights")) -> None:
-        """Gives the device's memory back until `restore_memory`; needs a server with its memory saver on."""
-        self._call("POST", "/release_memory_occupation", {"tags": list(tags)})
-
-    def restore_memory(self, tags: Sequence[str] = ("kv_cache", "weights")) -> None:
-        """Takes the memory again. The weights are then undefined: update them before sampling."""
-        self._call("POST", "/resume_memory_occupation", {"tags": list(tags)})
-
-    def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
-        """One blocking call.
+    def post(self, path: str, **fields: Any) -> Any:
+        """Any other control call.
 
         Raises:
             ServerError: The server refused or failed.
-            ServerUnreachableError: It did not answer.
+            ServerUnreachableError: It did not answer within `control_timeout_s`.
         """
-        limit = self.control_timeout_s if timeout_s is None else timeout_s
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, data=data, method=method, headers={"Content-Type": "application/json"}
-        )
-        try:
-            with _OPENER.open(request, timeout=limit) as answer:
-                content = answer.read()
-        except urllib.error.HTTPError as error:
-            raise _refused(self.url, path, error.code, error.read()) from error
-        except TimeoutError as error:
-            raise ServerUnreachableError(f"{self.url} did not answer {path} within {limit:g} s") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerUnreachableError(f"{self.url} cannot be reached: {_reason(error)}") from error
-        try:
-            answer_body = json.loads(content) if content else None
-        except ValueError:
-            return None  # some calls answer with a sentence
-        if isinstance(answer_body, dict) and answer_body.get("success") is False:
-            raise _refused(self.url, path, 200, content)
-        return answer_body
+        return self._call("POST", path, fields)
+
+    def _call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
+        return call(self.url, method, path, body, timeout_s=self.control_timeout_s if timeout_s is None else timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

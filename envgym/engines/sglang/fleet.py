@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +16,16 @@ from envgym.config import SGLangPolicyConfig
 from envgym.engines.base import Engine, EngineSetup
 from envgym.engines.sglang.client import SGLangClient
 from envgym.engines.sglang.policy import SGLangPolicy
-from envgym.engines.sglang.receiver import SGLangReceiver, configured_shapes
-from envgym.engines.sglang.receivers import make_receivers
 from envgym.engines.sglang.server import SGLangServer, free_port
-from envgym.errors import EnvGymError, WeightSyncError
-from envgym.weights import check_weights, push_weights
+from envgym.engines.sglang.transports import Transport, make_transport
+from envgym.engines.sglang.weights import (
+    ServerWeights,
+    check_servers,
+    configured_shapes,
+    servers_of_rank,
+    sync_servers,
+)
+from envgym.errors import EnvGymError, ServerError, WeightSyncError
 
 MAX_RESTARTS = 8
 """How often a server that died is started again in one run; one that dies more often will not recover by itself."""
@@ -59,31 +65,40 @@ class SGLangEngine(Engine):
         self._config, self._setup = config, setup
         self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
         self.shares_memory = config.colocated and setup.device.type == "cuda"
-        self._num_folders = 0
-        self._module: nn.Module | None = None
         self._closing = threading.Event()
         self._server: SGLangServer | None = None
-        self._receivers: list[SGLangReceiver] = []
+        self._transport: Transport | None = None
+        self._given: tuple[nn.Module, int] | None = None
+        """What was synced last: the module and its version."""
+        self._feeding = threading.Lock()
         try:
             # Of this process, not of the run: what came after the checkpoint that a run goes on from must not sample.
-            (self._lineage, *_) = _gathered(uuid.uuid4().hex[:12])
+            (run_id, *_) = _gathered(uuid.uuid4().hex[:12])
             urls, own = list(config.urls), list(config.urls[self._rank :: self._num_ranks])
             if not urls:
                 own = [self._start()]
                 urls = _gathered(own[0])
-            self._clients = [SGLangClient(url, generate_timeout_s=config.generate_timeout_s) for url in urls]
-            mine = [client for client in self._clients if client.url in own]
+            clients = [SGLangClient(url, generate_timeout_s=config.generate_timeout_s) for url in urls]
+            mine = [client for client in clients if client.url in own]
             # At once only where nothing else uses the learner's weights meanwhile, and no other rank has to take part.
             alone = self._num_ranks == 1 and not setup.max_policy_lag
             self.policy: SGLangPolicy = SGLangPolicy(
-                mine or self._clients,
+                mine or clients,
                 model_folder=setup.model_dir,
-                lineage=self._lineage,
+                run_id=run_id,
                 recovery_timeout_s=config.recovery_timeout_s,
                 on_return=self._refill if alone else None,
             )
-            self._receivers = self._make_receivers(self._clients, rank=self._rank, num_ranks=self._num_ranks)
-            check_weights(configured_shapes(setup.model_dir), self._receivers)
+            self._transport = make_transport(
+                config.weight_sync,
+                folder=setup.folder / "weights",
+                model_folder=setup.model_dir,
+                same_machine=self._server is not None,
+            )
+            self._fed = servers_of_rank(
+                clients, self._transport, rank=self._rank, num_ranks=self._num_ranks, run_id=run_id
+            )
+            check_servers(configured_shapes(setup.model_dir), self._fed)
         except BaseException:
             self.close()
             raise
@@ -95,8 +110,8 @@ class SGLangEngine(Engine):
         self._closing.set()
         if self._server is not None:
             self._server.stop()
-        for receiver in self._receivers:
-            receiver.close()
+        if self._transport is not None:
+            self._transport.close()
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
@@ -106,7 +121,6 @@ class SGLangEngine(Engine):
         A server that cannot take them is out of service until a later sync, as long as every rank has another one to
         sample from.
         """
-        self._module = module
         problem = None
         for attempt in range(_SYNC_ATTEMPTS):
             if attempt:
@@ -122,51 +136,41 @@ class SGLangEngine(Engine):
 
     def sleep(self) -> None:
         """Takes the memory of the servers that share the rank's GPU."""
-        if self.shares_memory:
-            for receiver in self._receivers:
-                receiver.release_memory()
+        self._each(ServerWeights.sleep)
+
+    def wake(self) -> None:
+        """Gives them that of their weights; the cache's comes with the sync."""
+        self._each(ServerWeights.wake)
+
+    def _each(self, action: Callable[[ServerWeights], None]) -> None:
+        """Does something about the memory of servers that share it; one that fails is left to the next sync."""
+        for server in self._fed if self.shares_memory else ():
+            try:
+                action(server)
+            except ServerError as error:
+                server.forget()
+                _log.warning("%s did not give or take its memory: %s", server.client.url, error)
 
     def _push(self, module: nn.Module, version: int) -> WeightSyncError | None:
-        spent = [receiver for receiver in self._receivers if receiver.out_of_use]
-        for receiver in spent:
-            receiver.close()
-        self._receivers = [receiver for receiver in self._receivers if not receiver.out_of_use]
-        self._receivers += self._make_receivers([receiver.client for receiver in spent])
-        reachable = [receiver for receiver in self._receivers if receiver.client.is_healthy()]
-        try:
-            push_weights(module, reachable, version=version)
-        except WeightSyncError as error:
-            return error
-        finally:
-            self.policy.weights_updated(version)
+        with self._feeding:
+            self._given = module, version
+            try:
+                sync_servers(module, self._fed, version=version)
+            except WeightSyncError as error:
+                return error
+            finally:
+                self.policy.weights_updated(version)
         return None
 
     def _refill(self, client: SGLangClient, version: int) -> None:
         """Gives one server that came back the present weights."""
-        if self._module is None:
-            raise WeightSyncError("there are no weights to give yet")
-        receivers = self._make_receivers([client])
-        try:
-            push_weights(self._module, receivers, version=version)
-        finally:
-            for receiver in receivers:
-                receiver.close()
-
-    def _make_receivers(
-        self, clients: list[SGLangClient], *, rank: int = 0, num_ranks: int = 1
-    ) -> list[SGLangReceiver]:
-        """Receivers for all of the servers, or for those that a rank feeds."""
-        self._num_folders += 1
-        return make_receivers(
-            clients,
-            self._config.weight_sync,
-            rank=rank,
-            num_ranks=num_ranks,
-            same_machine=self._server is not None,
-            folder=self._setup.folder / f"weights-{self._num_folders}",  # receivers made apart do not share files
-            model_folder=self._setup.model_dir,
-            lineage=self._lineage,
-        )
+        with self._feeding:
+            if self._given is None or self._given[1] != version:
+                raise WeightSyncError(f"there are no weights of version {version} to give")
+            module, _ = self._given
+            (server,) = (server for server in self._fed if server.client is client)
+            server.forget()
+            sync_servers(module, [server], version=version)
 
     def _every_rank_is_served(self) -> bool:
         """The same answer on every rank."""

@@ -10,33 +10,26 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envgym.engines.embedded.sessions import as_tokens, shared_prefix
+from envgym.engines.base import as_tokens, room_after, shared_prefix
 from envgym.engines.sglang.client import SGLangClient
-from envgym.engines.sglang.facts import (
-    ServerFacts,
-    agreed_context,
-    agreed_vocabulary,
-    check_architectures,
-    check_vocabulary,
-)
 from envgym.engines.sglang.request import (
+    UNKNOWN_VERSION,
     Aborted,
     Generation,
     encode_request,
     encode_sampling,
     encode_tokens,
     parse_answer,
+    parse_version,
 )
-from envgym.engines.sglang.routing import RoutedServer, ServerPool
-from envgym.engines.sglang.served_session import ServedSession
-from envgym.engines.sglang.serving_statistics import ServingStatistics
-from envgym.engines.sglang.weight_version import UNKNOWN_VERSION, parse_version
+from envgym.engines.sglang.routing import RoutedServer, ServedSession, ServerPool, ServingStatistics
+from envgym.engines.sglang.served_model import ServedModel, agreed_vocabulary
 from envgym.errors import ModelError, ServerError, ServerUnreachableError
 from envgym.types import Completion, FinishReason, SamplingParams
 
@@ -72,7 +65,7 @@ class SGLangPolicy:
             the model's own limit: give an embedded policy the same number where both must end an episode alike.
         vocab_size: Size of the vocabulary; needed only where the servers' model folders cannot be read from here.
         model_folder: The model that is trained, to compare the servers' vocabulary and architecture with.
-        lineage: Whose weights sample: of servers that hold others, for example those they were started with, none is in
+        run_id: Whose weights sample: of servers that hold others, for example those they were started with, none is in
             service before `weights_updated` finds the right ones. Any may sample when empty.
         max_attempts: How often a turn is generated before it fails.
         recovery_timeout_s: How long turns wait once no server is in service. Later ones give the servers
@@ -94,7 +87,7 @@ class SGLangPolicy:
         context_length: int | None = None,
         vocab_size: int | None = None,
         model_folder: str | Path | None = None,
-        lineage: str = "",
+        run_id: str = "",
         max_attempts: int = 5,
         recovery_timeout_s: float = 300.0,
         probe_timeout_s: float = 10.0,
@@ -116,23 +109,27 @@ class SGLangPolicy:
         self.on_return = on_return
         self._max_attempts = max_attempts
         self._recovery_timeout_s, self._probe_timeout_s = recovery_timeout_s, probe_timeout_s
-        self._lineage, self._model_folder = lineage, model_folder
-        self._pool = ServerPool(clients, waiting="has not been given any weights yet" if lineage else None)
-        facts = [ServerFacts.from_answers(client.model_info(), client.server_info()) for client in clients]
-        self._vocab_size, self._tokens = agreed_vocabulary(urls, facts, vocab_size=vocab_size, folder=model_folder)
-        if model_folder is not None:
-            check_architectures(urls, facts, model_folder)
-        self._context_length = min(agreed_context(urls, facts), context_length or sys.maxsize)
-        self._max_support = min(fact.max_support for fact in facts)
-        versions = [parse_version(fact.weights, lineage) for fact in facts]
+        self._run_id, self._model_folder = run_id, model_folder
+        self._pool = ServerPool(clients, waiting="has not been given any weights yet" if run_id else None)
+        models = {c.url: ServedModel.from_answers(c.model_info(), c.server_info()) for c in clients}
+        self._vocab_size, self._tokens = agreed_vocabulary(models, vocab_size=vocab_size, folder=model_folder)
+        for url, model in models.items():
+            model.check(url, self._vocab_size, self._tokens, model_folder)
+        contexts = {url: model.context_length for url, model in models.items()}
+        if len(set(contexts.values())) > 1:
+            lengths = ", ".join(f"{url}: {length}" for url, length in contexts.items())
+            raise ModelError(f"the servers' contexts differ ({lengths}); start them alike")
+        self._context_length = min(*contexts.values(), context_length or sys.maxsize)
+        self._max_support = min(model.max_support for model in models.values())
+        versions = [parse_version(model.weights, run_id) for model in models.values()]
         self._version = max(0, *versions)
         for server, held in zip(self._pool.servers, versions, strict=True):
-            if not lineage and held != self._version:
+            if not run_id and held != self._version:
                 self._pool.take_out(server, self._stale(server, held))
         self._lock = threading.Lock()
         self._sessions: dict[int, ServedSession] = {}
         self._session_ids = itertools.count()
-        self._statistics = ServingStatistics()
+        self._counts: Counter[str] = Counter()
         self._background: set[asyncio.Task[None]] = set()
 
     @property
@@ -188,8 +185,8 @@ class SGLangPolicy:
         prompt = as_tokens(prompt_ids)
         fields = encode_sampling(sampling, vocab_size=self._vocab_size, max_support=self._max_support)
         with self._lock:
+            limit = min(sampling.max_new_tokens, room_after(prompt, self._context_length))
             owner = self._checked(prompt, session)
-            limit = min(sampling.max_new_tokens, self._context_length - len(prompt))
             turn = asyncio.ensure_future(self._sample(owner, sampling, fields, limit))
             owner.turn = (turn, turn.get_loop())
         try:
@@ -235,9 +232,9 @@ class SGLangPolicy:
         """What this policy has done so far."""
         servers = self._pool.servers
         with self._lock:
-            counted = self._statistics
-        return replace(
-            counted,
+            counts = dict(self._counts)
+        return ServingStatistics(
+            **counts,
             requests={server.client.url: server.num_requests for server in servers},
             out_of_service={server.client.url: server.problem for server in servers if server.problem is not None},
         )
@@ -256,13 +253,6 @@ class SGLangPolicy:
             raise ValueError(f"session {session} is not open; call open_session and pass the id it returns")
         if owner.turn is not None:
             raise ValueError(f"session {session} is already generating; await its turn before asking for the next")
-        if not prompt:
-            raise ValueError("the prompt is empty; pass at least one token")
-        if len(prompt) >= self._context_length:
-            raise ValueError(
-                f"a prompt of {len(prompt)} tokens leaves no room in the context of {self._context_length}; "
-                f"end the episode, or shorten the prompt to at most {self._context_length - 1} tokens"
-            )
         # An id outside the vocabulary ends the server.
         if shared_prefix(owner.tokens, prompt, self._vocab_size) == len(owner.tokens):
             owner.extend(prompt[len(owner.tokens) :])
@@ -305,7 +295,7 @@ class SGLangPolicy:
                 backoff = min(_FIRST_BACKOFF_S * 2 ** (attempt - 1), _LONGEST_BACKOFF_S)
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             server = await self._server_of(owner, elsewhere=elsewhere)
-            stint, version, request_id = server.stint, self._version, uuid.uuid4().hex
+            during, version, request_id = server.times_in_service, self._version, uuid.uuid4().hex
             body = encode_request(owner.encoded, request_id, fields, with_support=with_support)
             try:
                 with self._pool.running(server):
@@ -317,7 +307,7 @@ class SGLangPolicy:
             except ServerUnreachableError as error:
                 # It may be generating for nobody.
                 problem = str(error)
-                self._pool.take_out(server, problem, stint=stint)
+                self._pool.take_out(server, problem, during=during)
                 self._start(self._abort(server, request_id))
             except ServerError as error:
                 if error.status is None or error.status < 500:
@@ -331,7 +321,7 @@ class SGLangPolicy:
                 if held >= version:
                     return piece
                 problem = self._stale(server, held)
-                self._pool.take_out(server, problem, stint=stint)
+                self._pool.take_out(server, problem, during=during)
         raise ServerUnreachableError(f"no server generated the turn in {self._max_attempts} attempts; last: {problem}")
 
     async def _server_of(self, owner: ServedSession, *, elsewhere: bool) -> RoutedServer:
@@ -344,7 +334,7 @@ class SGLangPolicy:
                 self._start(self._probe(server)).add_done_callback(partial(self._probed, server))
             with self._lock:
                 if not owner.closed:
-                    owner.server = self._pool.settle(owner.server, elsewhere=elsewhere)
+                    owner.server = self._pool.place(owner.server, elsewhere=elsewhere)
                     if owner.server is not None:
                         return owner.server
             # Together, not each anew: what is played in the place of a failed episode would wait as long once more.
@@ -383,13 +373,11 @@ class SGLangPolicy:
         server_info = await client.fetch("/server_info", timeout_s=limit)
         model_info = await client.fetch("/model_info", timeout_s=limit)
         # In a thread: the vocabulary of a large model takes a while to read, and turns on other servers go on.
-        facts = await asyncio.to_thread(ServerFacts.from_answers, model_info, server_info)
-        check_vocabulary(client.url, facts, self._vocab_size, self._tokens)
-        if self._model_folder is not None:
-            await asyncio.to_thread(check_architectures, [client.url], [facts], self._model_folder)
-        if facts.context_length < self._context_length:
-            raise ModelError(f"{client.url} has a context of {facts.context_length}, expected {self._context_length}")
-        held, version, callback = self._held(server, facts.weights), self._version, self.on_return
+        model = await asyncio.to_thread(ServedModel.from_answers, model_info, server_info)
+        await asyncio.to_thread(model.check, client.url, self._vocab_size, self._tokens, self._model_folder)
+        if model.context_length < self._context_length:
+            raise ModelError(f"{client.url} has a context of {model.context_length}, expected {self._context_length}")
+        held, version, callback = self._held(server, model.weights), self._version, self.on_return
         if held != version and callback is not None:
             try:
                 await asyncio.to_thread(callback, client, version)
@@ -420,7 +408,7 @@ class SGLangPolicy:
         """The version that a server's name for weights stands for; `UNKNOWN_VERSION` of those that may not sample."""
         if server.pinned is not None:
             return self._version if name == server.pinned else UNKNOWN_VERSION
-        return parse_version(name, self._lineage)
+        return parse_version(name, self._run_id)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs something that nobody waits for."""
@@ -431,4 +419,4 @@ class SGLangPolicy:
 
     def _count(self, **more: int) -> None:
         with self._lock:
-            self._statistics = self._statistics.plus(**more)
+            self._counts.update(more)

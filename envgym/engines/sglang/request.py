@@ -1,4 +1,4 @@
-"""One generation of an SGLang server: the JSON it is asked with, and what its answer means."""
+"""One generation of an SGLang server: the JSON it is asked with, and what its answer and its weights' name mean."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envgym.engines.sglang.weight_version import parse_version
 from envgym.errors import ServerError
 from envgym.types import SamplingParams, VersionSpan, append_span
 
 _BROKEN = "the weights it holds are broken, send them again"
 _MAX_LOGPROB = 1e-4
 """How far above 0 rounding may bring a log-probability."""
+
+UNKNOWN_VERSION = -1
+"""Of weights that somebody else gave a server, or that it was started with."""
 
 
 class Aborted(Exception):
@@ -191,3 +193,33 @@ def parse_spans(spans: Sequence[Mapping[str, Any]]) -> list[VersionSpan]:
     for span in spans:
         append_span(parsed, VersionSpan(int(span["start"]), int(span["end"]), parse_version(span["version"])))
     return parsed
+
+
+def version_name(version: int, run_id: str = "") -> str:
+    """The name that a server is given for its weights.
+
+    Args:
+        version: Their number.
+        run_id: Whose weights they are, so that those of another run with the same number are not taken for them.
+    """
+    return f"{run_id}:{version}" if run_id else str(version)
+
+
+def parse_version(name: str | None, run_id: str = "") -> int:
+    """The number in a server's name for its weights.
+
+    Args:
+        name: Such as "12", "a1b2:12", or "default", which servers call the weights they were started with.
+        run_id: Whose weights are expected; anybody's when empty.
+
+    Returns:
+        The number. Of a name without one: 0 where anybody's weights are expected. `UNKNOWN_VERSION` for weights of
+        another run than expected.
+    """
+    owner, _, number = (name or "").rpartition(":")
+    if run_id and owner != run_id:
+        return UNKNOWN_VERSION
+    try:
+        return int(number)
+    except ValueError:
+        return UNKNOWN_VERSION if run_id else 0

@@ -1,7 +1,8 @@
-"""Which of several servers a session generates on, and which are in service."""
+"""Routing: sessions, the servers they generate on, the servers in service, and what is counted of all of them."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from envgym.engines.sglang.client import SGLangClient
+from envgym.engines.sglang.request import encode_tokens
+from envgym.types import Completion
 
 _log = logging.getLogger(__name__)
 _PROBE_DELAYS_S = (0.0, 5.0)
@@ -25,7 +28,7 @@ class RoutedServer:
         client: How it is reached.
         problem: Why it is out of service; None while it is in.
         out_since: When it went out of service (monotonic seconds), or was made, if it has not been in.
-        stint: Counts its times in service, so that a late complaint about an earlier one is known as such.
+        times_in_service: How often it was taken into service: a late complaint about an earlier time is known as such.
         num_sessions: Sessions that stay with it.
         num_running: Generations under way on it.
         num_requests: Generations it has been asked for.
@@ -38,7 +41,7 @@ class RoutedServer:
     client: SGLangClient
     problem: str | None = None
     out_since: float = field(default_factory=time.monotonic)
-    stint: int = 0
+    times_in_service: int = 0
     num_sessions: int = 0
     num_running: int = 0
     num_requests: int = 0
@@ -52,6 +55,62 @@ class RoutedServer:
         return self.num_sessions + self.num_running
 
 
+@dataclass(eq=False, slots=True)
+class ServedSession:
+    """One episode, as `SGLangPolicy` knows it.
+
+    Attributes:
+        tokens: The tokens as last seen: the last prompt and its completion.
+        encoded: They, as JSON.
+        server: Where it generates; None until it first does.
+        turn: The turn under way, and its event loop.
+        closed: Whether the session has ended.
+    """
+
+    id: int
+    tokens: list[int] = field(default_factory=list)
+    encoded: str = ""
+    server: RoutedServer | None = None
+    turn: tuple[asyncio.Task[Completion], asyncio.AbstractEventLoop] | None = None
+    closed: bool = False
+
+    def extend(self, token_ids: list[int]) -> None:
+        """Appends tokens."""
+        if token_ids:
+            self.encoded += ("," if self.tokens else "") + encode_tokens(token_ids)
+            self.tokens += token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class ServingStatistics:
+    """What a served policy has done so far.
+
+    Attributes:
+        turns: Turns that were returned.
+        tokens: Tokens of those turns.
+        prompt_tokens: Tokens of their prompts.
+        cached_prompt_tokens: How many of these a server had computed before.
+        retries: Generations that were asked for again.
+        aborted: Generations that were told to end early, because nobody waited for them any more.
+        requests: Generations asked for, by server address.
+        out_of_service: Why servers are out of service, by address.
+    """
+
+    turns: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    retries: int = 0
+    aborted: int = 0
+    requests: dict[str, int] = field(default_factory=dict)
+    out_of_service: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that a server had in its prefix cache."""
+        return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
 class ServerPool:
     """Routes sessions to servers: a session goes to the least loaded server and stays there, where the cache holds its
     tokens, until that server goes out of service. All methods may be called from any thread.
@@ -63,12 +122,12 @@ class ServerPool:
 
     def __init__(self, clients: Sequence[SGLangClient], *, waiting: str | None = None) -> None:
         if waiting is None:
-            self.servers = tuple(RoutedServer(client, stint=1) for client in clients)
+            self.servers = tuple(RoutedServer(client, times_in_service=1) for client in clients)
         else:
             self.servers = tuple(RoutedServer(client, f"{client.url} {waiting}") for client in clients)
         self._lock = threading.Lock()
 
-    def settle(self, current: RoutedServer | None, *, elsewhere: bool = False) -> RoutedServer | None:
+    def place(self, current: RoutedServer | None, *, elsewhere: bool = False) -> RoutedServer | None:
         """The server a session generates on from now on, counted as its load; None if no server is in service.
 
         Args:
@@ -106,10 +165,11 @@ class ServerPool:
             with self._lock:
                 server.num_running -= 1
 
-    def take_out(self, server: RoutedServer, problem: str, *, stint: int | None = None) -> None:
-        """Takes a server out of service. A complaint about an earlier stint than the present one changes nothing."""
+    def take_out(self, server: RoutedServer, problem: str, *, during: int | None = None) -> None:
+        """Takes a server out of service. A complaint about an earlier time in service than the present one changes
+        nothing."""
         with self._lock:
-            if stint is not None and stint != server.stint:
+            if during is not None and during != server.times_in_service:
                 return
             fresh = server.problem is None
             server.problem = problem
@@ -125,8 +185,8 @@ class ServerPool:
             if server.problem is None:
                 return
             server.problem = None
-            first = server.stint == 0
-            server.stint += 1
+            first = server.times_in_service == 0
+            server.times_in_service += 1
         if not first:
             _log.warning("Policy server %s is back in service", server.client.url)
 

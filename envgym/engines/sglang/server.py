@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 from envgym.engines.sglang import supervisor as sglang_supervisor
+from envgym.engines.sglang.client import call, is_healthy
 from envgym.engines.sglang.flags import server_arguments
-from envgym.engines.sglang.health import freeze_objects, is_healthy
 from envgym.engines.sglang.install import Device, server_environment, sglang_python
 from envgym.engines.sglang.served_model import check_served_model
 from envgym.errors import ServerError
@@ -245,7 +245,11 @@ class SGLangServer:
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         self.check()
         if self.device == "cpu":
-            freeze_objects(self.url)
+            # Objects there by now are there to stay: its garbage collector, which otherwise walks through all of them
+            # at every flush of the cache (a third of a second), passes them over. SGLang asks itself for this once it
+            # has warmed up; without a warm-up it does so before it listens, in vain (0.5.23).
+            with contextlib.suppress(ServerError):
+                call(self.url, "POST", "/freeze_gc", timeout_s=30.0)
 
     def check(self) -> None:
         """Raises if the server is not running.

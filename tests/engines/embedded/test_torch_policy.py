@@ -440,13 +440,6 @@ def test_the_policy_works_in_one_event_loop_after_another_even_when_one_was_left
     assert run(policy, range(3), sampling) == first
 
 
-def update(policy, model, version):
-    policy.begin_update()
-    policy.receive(list(model.state_dict().items())[:5])
-    policy.receive(list(model.state_dict().items())[5:])
-    policy.end_update(version)
-
-
 def test_new_weights_in_mid_turn_split_its_spans_and_sample_the_rest():
     other, sampling = random_model(seed=9), SamplingParams(max_new_tokens=30)
     policy = TorchPolicy(MODEL)
@@ -456,7 +449,7 @@ def test_new_weights_in_mid_turn_split_its_spans_and_sample_the_rest():
         turn = asyncio.create_task(policy.generate([1, 2, 3], sampling, session=session))
         while policy._scheduler.num_steps < 12:
             await asyncio.sleep(0)
-        update(policy, other, version=4)
+        policy.load_weights(other.state_dict().items(), version=4)
         assert policy.version == 4
         return await turn
 
@@ -478,61 +471,45 @@ def test_a_cache_of_old_weights_is_not_used_in_the_next_turn():
     async def main():
         session = policy.open_session(seed=0)
         first = await policy.generate([1, 2, 3], SamplingParams(max_new_tokens=9), session=session)
-        update(policy, other, version=1)
+        policy.load_weights(other.state_dict().items(), version=1)
         prompt = [1, 2, 3, *first.token_ids]
         return [[(prompt, await policy.generate(prompt, sampling, session=session))]]
 
     assert_logprobs_are_those_of(other, asyncio.run(main()), sampling)
 
 
-def test_nothing_is_sampled_during_an_update_and_the_senders_tensors_are_copied():
+def test_the_senders_tensors_may_change_afterwards():
     other, sampling = random_model(seed=9), SamplingParams(max_new_tokens=60)
-    policy = TorchPolicy(MODEL)
-
-    async def main():
-        turn = asyncio.create_task(policy.generate([1], sampling, session=policy.open_session(seed=0)))
-        policy.begin_update()
-        await asyncio.sleep(0.02)
-        assert policy._scheduler.num_steps == 0
-        for name, tensor in other.state_dict().items():
-            buffer = tensor.clone()
-            policy.receive([(name, buffer)])
-            buffer.zero_()
-        policy.end_update(1)
-        return [[([1], await turn)]]
-
-    assert_logprobs_are_those_of(other, asyncio.run(main()), sampling)
+    policy, buffers = TorchPolicy(MODEL), [(name, tensor.clone()) for name, tensor in other.state_dict().items()]
+    policy.load_weights(buffers, 1)
+    for _, buffer in buffers:
+        buffer.zero_()
+    assert_logprobs_are_those_of(other, [[([1], generate(policy, [1], sampling))]], sampling)
 
 
-def test_an_update_that_does_not_fit_is_abandoned_and_the_old_weights_go_on():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: [*state, ("model.norm.bias", state[0][1])], r"unknown parameter 'model\.norm\.bias'"),
+        (lambda state: [*state, state[0]], "arrived twice"),
+        (lambda state: [(state[0][0], state[0][1][:-1]), *state[1:]], r"has shape \(60, 32\), expected \(61, 32\)"),
+        (lambda state: state[1:], r"1 parameters did not arrive \(the first is 'model\.embed_tokens\.weight'\)"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_go_on(change, message):
     sampling = SamplingParams(max_new_tokens=60)
-    policy, state = TorchPolicy(MODEL), dict(random_model(seed=9).state_dict())
-    norm = "model.norm.weight"
-    with pytest.raises(WeightSyncError, match="call begin_update first"):
-        policy.receive([])
-    for bucket, message in (
-        ([("model.norm.bias", state[norm])], r"unknown parameter 'model\.norm\.bias'"),
-        ([(norm, state[norm]), (norm, state[norm])], "arrived twice"),
-        ([(norm, state[norm][:-1])], r"has shape \(31,\), expected \(32,\)"),
-    ):
-        policy.begin_update()
-        with pytest.raises(WeightSyncError, match="already under way"):
-            policy.begin_update()
-        with pytest.raises(WeightSyncError, match=message):
-            policy.receive(bucket)
-    policy.begin_update()
-    policy.receive((name, tensor) for name, tensor in state.items() if name != norm)
-    with pytest.raises(WeightSyncError, match=r"1 parameters did not arrive.*model\.norm\.weight"):
-        policy.end_update(1)
+    policy, given = TorchPolicy(MODEL), change(list(random_model(seed=9).state_dict().items()))
+    left = iter(given)
+    with pytest.raises(WeightSyncError, match=f"version 0 stays: .*{message}"):
+        policy.load_weights(left, 1)
+    assert next(left, None) is None, "ranks that gather the rest of the weights would wait for this one"
     assert policy.version == 0
     assert_logprobs_are_those_of(MODEL, [[([1], generate(policy, [1], sampling))]], sampling)
 
 
 def test_a_tied_head_may_be_left_out_of_an_update():
     policy = TorchPolicy(MODEL)
-    policy.begin_update()
-    policy.receive((name, tensor) for name, tensor in MODEL.state_dict().items() if name != "lm_head.weight")
-    policy.end_update(2)
+    policy.load_weights([(name, tensor) for name, tensor in MODEL.state_dict().items() if name != "lm_head.weight"], 2)
     assert policy.version == 2
 
 

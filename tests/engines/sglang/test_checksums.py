@@ -7,8 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from envgym.engines.sglang.checksums import ExpectedWeights, served_parameters
-from envgym.engines.sglang.gpu_hash import gpu_hash
+from envgym.engines.sglang.checksums import ExpectedWeights, gpu_hash, served_parameters
 from envgym.errors import WeightSyncError
 
 LAYER = "model.layers.0."
@@ -81,8 +80,7 @@ def served(tensors: dict[str, torch.Tensor], rank: int = 0, ranks: int = 1, kv_r
 def expected(tensors: dict[str, torch.Tensor], **settings: int) -> ExpectedWeights:
     weights = ExpectedWeights(SHAPES, HELD, **settings)
     for name, tensor in tensors.items():
-        weights.check(name, tensor)
-        weights.add(name, tensor)
+        weights.take(name, tensor, tensor.dtype)
     weights.check_complete()
     return weights
 
@@ -126,7 +124,7 @@ def test_a_tied_head_is_the_embedding_whether_the_server_keeps_it_twice_or_once(
     embedding = torch.randn(64, 8)
     for held in (["model.embed_tokens.weight"], ["model.embed_tokens.weight", "lm_head.weight"]):
         tied = ExpectedWeights(shapes, held)
-        tied.add("model.embed_tokens.weight", embedding)
+        tied.take("model.embed_tokens.weight", embedding, embedding.dtype)
         tied.check_served([{name: digest(embedding) for name in held}])
         with pytest.raises(WeightSyncError, match="are not what was sent"):
             tied.check_served([dict.fromkeys(held, digest(embedding + 1))])
@@ -141,12 +139,12 @@ def test_parameters_come_once_whole_and_announced():
     update = ExpectedWeights(SHAPES, HELD)
     name = "lm_head.weight"
     with pytest.raises(WeightSyncError, match="was not announced"):
-        update.check("lm_head.bias", torch.zeros(70))
+        update.take("lm_head.bias", torch.zeros(70), torch.float32)
     with pytest.raises(WeightSyncError, match=r"has shape \(69, 8\), expected \(70, 8\)"):
-        update.check(name, torch.zeros(69, 8))
-    update.add(name, torch.zeros(70, 8))
+        update.take(name, torch.zeros(69, 8), torch.float32)
+    assert update.take(name, torch.zeros(70, 8), torch.bfloat16).dtype == torch.bfloat16
     with pytest.raises(WeightSyncError, match="arrived twice"):
-        update.check(name, torch.zeros(70, 8))
+        update.take(name, torch.zeros(70, 8), torch.float32)
     with pytest.raises(WeightSyncError, match="12 parameters did not arrive"):
         update.check_complete()
 
@@ -162,5 +160,5 @@ def test_the_hash_of_servers_on_gpus():
 def test_that_hash_does_not_depend_on_the_size_of_its_chunks(monkeypatch):
     tensor = torch.randn(100_000)
     whole = gpu_hash(tensor)
-    monkeypatch.setattr("envgym.engines.sglang.gpu_hash._CHUNK_TILES", 1)
+    monkeypatch.setattr("envgym.engines.sglang.checksums._CHUNK_TILES", 1)
     assert gpu_hash(tensor) == whole

@@ -13,7 +13,7 @@ from served_play import collect, make_agent, play, recomputed, until_running
 
 from envgym.engines import SGLangServer
 from envgym.engines.embedded.tiny_model import byte_tokenizer
-from envgym.engines.sglang.client import SGLangClient
+from envgym.engines.sglang.client import SGLangClient, is_healthy
 from envgym.engines.sglang.policy import SGLangPolicy
 from envgym.rendering import ChatMLRenderer
 from envgym.types import SamplingParams
@@ -157,7 +157,7 @@ def test_a_token_of_another_vocabulary_fails_its_episode_and_not_the_server(serv
     collection = collect(agent, 2, allow_missing=True)
     assert collection.trajectories == () and collection.missing == (0, 1)
     assert all("token id 263 of the prompt is outside" in trajectory.failure for trajectory in collection.failed)
-    assert all(server.running and SGLangClient(server.url).is_healthy() for server in servers)
+    assert all(server.running and is_healthy(server.url) for server in servers)
 
 
 def test_what_had_finished_is_kept_when_every_server_dies(servers, tiny_model_folder):

@@ -15,28 +15,11 @@ from envgym.engines.base import Policy
 from envgym.engines.embedded.tiny_model import create_model
 from envgym.engines.sglang.client import SGLangClient
 from envgym.engines.sglang.policy import SGLangPolicy
-from envgym.engines.sglang.request import (
-    Aborted,
-    encode_request,
-    encode_sampling,
-    encode_tokens,
-    parse_answer,
-    parse_spans,
-)
-from envgym.engines.sglang.routing import ServerPool
-from envgym.errors import ModelError, ServerError, ServerUnreachableError
+from envgym.errors import ModelError, ServerUnreachableError
 from envgym.types import SamplingParams, VersionSpan
 
 VOCAB = 263
 IM_END = 258
-SERVER_FIELDS = {
-    *("temperature", "top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
-    *("min_new_tokens", "n", "stop", "stop_regex", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
-    *("spaces_between_special_tokens", "no_stop_trim", "logit_bias", "json_schema", "regex", "ebnf"),
-    *("structural_tag", "custom_params"),
-}
-"""All of SGLang's sampling parameters but `max_new_tokens`, which depends on the turn, and those that nobody may set:
-`sampling_seed`, `beam_width`, `stream_interval`, `watermark`."""
 
 
 @pytest.fixture
@@ -44,146 +27,6 @@ def policy(sglang_server):
     policy = SGLangPolicy(sglang_server.url)
     yield policy
     SGLangClient(sglang_server.url).name_weights("default")
-
-
-def answer(**changes):
-    meta = {
-        "finish_reason": {"type": "length", "length": 2},
-        "prompt_tokens": 3,
-        "cached_tokens": 2,
-        "output_token_logprobs": [[-1.0, 7, None], [-2.0, 8, None]],
-        "weight_versions": [{"version": "4", "start": 0, "end": 2}],
-        "output_token_sampling_mask": [[9, 7], [8]],
-        "output_token_sampling_logprobs": [-0.5, 0.0],
-    }
-    return {"output_ids": changes.pop("output_ids", [7, 8]), "meta_info": meta | changes}
-
-
-def parsed(sampling=SamplingParams(), **changes):
-    return parse_answer(answer(**changes), sampling, url="http://s", vocab_size=VOCAB)
-
-
-# -- requests and answers ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sampling", "top_k", "top_p"),
-    [
-        (SamplingParams(), -1, 1.0),
-        (SamplingParams(temperature=0, top_k=5, top_p=0.5), 1, 1.0),
-        (SamplingParams(top_k=5), 5, 1.0),
-        (SamplingParams(top_k=1000, top_p=0.9), VOCAB, 0.9),
-        (SamplingParams(top_p=0.9), VOCAB, 0.9),
-    ],
-)
-def test_every_sampling_field_is_sent(sampling, top_k, top_p):
-    fields = encode_sampling(sampling, vocab_size=VOCAB, max_support=4096)
-    assert set(fields) == SERVER_FIELDS
-    assert (fields["top_k"], fields["top_p"], fields["temperature"]) == (top_k, top_p, sampling.temperature)
-
-
-def test_a_nucleus_of_a_large_vocabulary_is_drawn_from_as_many_tokens_as_the_server_reports():
-    fields = encode_sampling(SamplingParams(top_p=0.9), vocab_size=150_000, max_support=4096)
-    assert fields["top_k"] == 4096
-
-
-def test_a_support_larger_than_the_server_reports_is_refused():
-    with pytest.raises(ValueError, match="top_k 5000 is more than the 4096"):
-        encode_sampling(SamplingParams(top_k=5000), vocab_size=150_000, max_support=4096)
-
-
-def test_a_request_is_the_json_of_its_fields():
-    body = json.loads(encode_request(encode_tokens([5, 0, 262]), "r" * 32, {"n": 1}, with_support=True))
-    assert body["input_ids"] == [5, 0, 262]
-    assert body["rid"] == "r" * 32 and body["sampling_params"] == {"n": 1}
-    assert body["return_logprob"] is True and body["return_sampling_mask"] is True
-
-
-def test_an_answer_is_read_with_the_log_probabilities_of_what_was_drawn_from():
-    whole = parsed()
-    assert (whole.token_ids, whole.logprobs, whole.support) == ([7, 8], [-1.0, -2.0], None)
-    assert whole.version_spans == [VersionSpan(0, 2, 4)]
-    assert (whole.num_prompt_tokens, whole.num_cached_tokens) == (3, 2)
-    cut = parsed(SamplingParams(top_k=2))
-    assert (cut.logprobs, cut.support) == ([-0.5, 0.0], [(7, 9), (8,)])
-    one = parsed(SamplingParams(top_k=1))
-    assert (one.logprobs, one.support) == ([0.0, 0.0], [(7,), (8,)])
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"output_ids": [7, 9]}, "ids that are not those of its log-probabilities"),
-        ({"output_token_logprobs": [[-1.0, 7, None]]}, "ids that are not those"),
-        ({"output_token_logprobs": [[None, 7, None], [-2.0, 8, None]]}, "not finite"),
-        ({"output_token_logprobs": [[0.5, 7, None], [-2.0, 8, None]]}, "not finite and at most 0"),
-        ({"output_ids": [], "output_token_logprobs": []}, "no token"),
-        ({"output_ids": [7, 263], "output_token_logprobs": [[-1, 7, None], [-1, 263, None]]}, "outside the vocabulary"),
-        ({"weight_versions": [{"version": "4", "start": 0, "end": 1}]}, "do not cover its 2 tokens"),
-        ({"weight_versions": [{"version": "4", "start": 1, "end": 2}]}, "do not cover"),
-        ({"finish_reason": {"type": "stop", "matched": "NaN happened"}}, "NaN logits"),
-        ({"weight_versions": None}, "needs SGLang 0.5.23"),
-    ],
-)
-def test_an_answer_that_is_not_sound_is_an_error(changes, problem):
-    with pytest.raises(ServerError, match=problem):
-        parsed(**changes)
-
-
-def test_a_support_without_the_drawn_token_is_an_error():
-    with pytest.raises(ServerError, match="supports that do not hold its tokens"):
-        parsed(SamplingParams(top_k=2), output_token_sampling_mask=[[9], [8]])
-
-
-def test_an_aborted_generation_is_never_a_finished_one():
-    with pytest.raises(Aborted, match="Abort in waiting queue"):
-        parsed(finish_reason={"type": "abort", "message": "Abort in waiting queue"})
-
-
-def test_versions_are_numbers_and_names_that_are_none_are_zero():
-    spans = [{"version": v, "start": i, "end": i + 1} for i, v in enumerate(["default", "0", "3", "3", "12"])]
-    assert parse_spans(spans) == [VersionSpan(0, 2, 0), VersionSpan(2, 4, 3), VersionSpan(4, 5, 12)]
-
-
-# -- routing ----------------------------------------------------------------------------------------------------------
-
-
-def pool(count):
-    return ServerPool([SGLangClient(f"http://127.0.0.1:{9000 + i}") for i in range(count)])
-
-
-def test_sessions_go_to_the_least_loaded_server_and_stay():
-    servers = pool(3)
-    sessions = [servers.settle(None) for _ in range(6)]
-    assert [server.num_sessions for server in servers.servers] == [2, 2, 2]
-    assert [servers.settle(server) for server in sessions] == sessions
-    servers.leave(sessions[1])
-    assert servers.settle(None) is sessions[1]
-    with servers.running(servers.servers[0]):
-        assert servers.settle(None) is not servers.servers[0]
-    assert servers.servers[0].num_running == 0 and servers.servers[0].num_requests == 1
-
-
-def test_a_server_out_of_service_keeps_no_session_and_a_late_complaint_does_not_take_it_out_again():
-    servers = pool(2)
-    first, second = servers.servers
-    assert servers.settle(None) is first
-    stint = first.stint
-    servers.take_out(first, "dead", stint=stint)
-    assert servers.settle(first) is second
-    assert (first.num_sessions, second.num_sessions) == (0, 1)
-    servers.put_in(first)
-    servers.take_out(first, "dead", stint=stint)
-    assert first.problem is None
-    servers.take_out(first, "dead", stint=first.stint)
-    servers.take_out(second, "dead too", stint=second.stint)
-    assert servers.settle(second) is None and servers.problems() == "dead; dead too"
-    assert servers.due() == [first, second] and servers.due() == []
-    servers.probed(first)
-    assert first.next_probe > second.next_probe
-
-
-# -- the real server --------------------------------------------------------------------------------------------------
 
 
 def test_it_is_a_policy_that_knows_its_server(policy, sglang_server):
@@ -369,7 +212,7 @@ def test_a_server_with_older_weights_gives_no_turn_until_it_has_been_brought_up_
 
 def test_weights_of_nobody_knows_whom_do_not_sample_for_a_policy_that_expects_its_own(sglang_server):
     client = SGLangClient(sglang_server.url)
-    policy = SGLangPolicy(client, lineage="a1b2", recovery_timeout_s=0.3)
+    policy = SGLangPolicy(client, run_id="a1b2", recovery_timeout_s=0.3)
     try:
         for name in ("default", "0", "other:0"):
             client.name_weights(name)
@@ -406,7 +249,7 @@ def test_a_turn_that_somebody_elses_weights_have_finished_is_not_returned(sglang
     client = SGLangClient(sglang_server.url)
     ours, theirs = ("default", "7") if pinned else ("a1b2:0", "other:0")
     client.name_weights(ours)
-    policy = SGLangPolicy(client, lineage="" if pinned else "a1b2", recovery_timeout_s=0.3)
+    policy = SGLangPolicy(client, run_id="" if pinned else "a1b2", recovery_timeout_s=0.3)
     if pinned:
         policy.pin_weights()
     policy.weights_updated(0)

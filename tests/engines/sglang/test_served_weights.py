@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from envgym.engines.sglang.client import SGLangClient
-from envgym.engines.sglang.served_weights import check_served_weights
+from envgym.engines.sglang.weights import check_served_weights
 from envgym.errors import ModelError
 from envgym.training.trained import agent_from_model
 

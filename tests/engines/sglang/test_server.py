@@ -22,8 +22,7 @@ from processes import eventually, members, server_of
 
 from envgym.cli import main
 from envgym.engines import SGLangServer
-from envgym.engines.sglang.client import SGLangClient
-from envgym.engines.sglang.health import is_healthy
+from envgym.engines.sglang.client import SGLangClient, is_healthy
 from envgym.errors import ServerError
 from envgym.model_folder import load_model
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from envgym.cli import main
-from envgym.engines import SGLangServer
 from envgym.engines.sglang import install as sglang_install
 from envgym.engines.sglang.install import (
     REQUIREMENTS,
@@ -25,8 +23,7 @@ from envgym.engines.sglang.install import (
     sglang_python,
     venv_folder,
 )
-from envgym.engines.sglang.served_model import check_served_model
-from envgym.errors import MissingDependencyError, ModelError
+from envgym.errors import MissingDependencyError
 
 
 @pytest.fixture
@@ -212,124 +209,3 @@ def test_importing_the_stand_in_by_another_name_changes_nothing() -> None:
 
     assert multiprocessing.set_start_method.__module__ == "multiprocessing.context"
     assert not any(type(finder).__module__.startswith("envgym.engines.sglang.stand_in") for finder in sys.meta_path)
-
-
-def test_a_model_folder_that_cannot_be_served_is_refused_before_anything_starts(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    with pytest.raises(ModelError, match="does not exist"):
-        SGLangServer(tmp_path / "nowhere", "cpu")
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model_folder, folder)
-    assert check_served_model(folder)["model_type"] == "qwen3"
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
-    with pytest.raises(ModelError, match=r"Vocabulary mismatch.*ids up to 262 but the model's vocab_size is 100"):
-        check_served_model(folder)
-    check_served_model(folder, tokenizer=False)
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"no tokenizer.*--no-tokenizer"):
-        check_served_model(folder)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"no weights \(\*\.safetensors\)"):
-        check_served_model(folder, tokenizer=False)
-    (folder / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        check_served_model(folder)
-
-
-def damage(file: Path, fault: str) -> None:
-    """Does to a file what bad downloads do."""
-    content = file.read_bytes()
-    faults = {
-        "cut in the data": content[:-1],
-        "cut in the header": content[:40],
-        "cut in the length": content[:5],
-        "something after it": content + b"0",
-        "header without JSON": content[:8] + b"x" * (len(content) - 8),
-        "header without offsets": (2).to_bytes(8, "little") + b"[]",
-        "empty": b"",
-        "a web page": b"<!DOCTYPE html><html>not found</html>",
-        "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
-    }
-    file.write_bytes(faults[fault])
-
-
-@pytest.fixture
-def model_folder(tmp_path: Path, tiny_model_folder: Path) -> Path:
-    """A copy to damage."""
-    return Path(shutil.copytree(tiny_model_folder, tmp_path / "model"))
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (
-            "cut in the data",
-            r"is cut off: \d+ bytes, where its header says \d+; download or copy model.safetensors again",
-        ),
-        ("cut in the header", r"is cut off: 40 bytes, of which the header alone takes \d+"),
-        ("cut in the length", r"is no safetensors file \(its header has no valid length\)"),
-        ("something after it", "is too long"),
-        ("header without JSON", r"is no safetensors file \(its header cannot be read\)"),
-        ("header without offsets", r"is no safetensors file \(its header cannot be read\)"),
-        ("empty", "is empty; download or copy"),
-        ("a web page", "is no safetensors file"),
-        ("pointer", "is a git-lfs pointer and not the file itself; run `git lfs pull`"),
-    ],
-)
-def test_damaged_weights_are_named_before_anything_starts(model_folder: Path, fault: str, message: str) -> None:
-    damage(model_folder / "model.safetensors", fault)
-    with pytest.raises(ModelError, match=f"'{model_folder}/model.safetensors' {message}"):
-        check_served_model(model_folder)
-
-
-def test_the_command_names_them_in_one_line(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damage(model_folder / "model.safetensors", "cut in the data")
-    assert main(["serve", str(model_folder), "--device", "cpu", "--port", "0"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"envgym: '{model_folder}/model.safetensors' is cut off")
-
-
-def test_every_part_of_the_weights_must_be_there(model_folder: Path) -> None:
-    whole, index = model_folder / "model.safetensors", model_folder / "model.safetensors.index.json"
-    parts = [model_folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    for part in parts:
-        shutil.copyfile(whole, part)
-    whole.unlink()
-    index.write_text(json.dumps({"weight_map": {"a": parts[0].name, "b": parts[1].name}}))
-    check_served_model(model_folder)
-    damage(parts[1], "cut in the data")
-    with pytest.raises(ModelError, match=r"model-00002-of-00002\.safetensors' is cut off"):
-        check_served_model(model_folder)
-    parts[1].unlink()
-    missing = r"model-00002-of-00002.safetensors' cannot be read \(No such file or directory\); download"
-    with pytest.raises(ModelError, match=missing):
-        check_served_model(model_folder)
-    index.unlink()
-    with pytest.raises(ModelError, match=missing):  # the other part's name says so
-        check_served_model(model_folder)
-    for content, message in (("{", "is not valid JSON"), ("{}", "has no weight_map"), ("", "is empty")):
-        index.write_text(content)
-        with pytest.raises(ModelError, match=f"index.json' {message}.*again"):
-            check_served_model(model_folder)
-
-
-def test_a_link_to_weights_that_are_gone_is_named(model_folder: Path) -> None:
-    (model_folder / "model.safetensors").rename(model_folder / "blob")
-    (model_folder / "model.safetensors").symlink_to("blob")
-    check_served_model(model_folder)
-    (model_folder / "blob").unlink()
-    with pytest.raises(ModelError, match=r"model.safetensors' cannot be read"):
-        check_served_model(model_folder)
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [("cut in the data", "is not valid JSON"), ("empty", "is empty"), ("pointer", "is a git-lfs pointer")],
-)
-def test_a_damaged_tokenizer_is_named_too(model_folder: Path, fault: str, message: str) -> None:
-    damage(model_folder / "tokenizer.json", fault)
-    check_served_model(model_folder, tokenizer=False)
-    with pytest.raises(ModelError, match=f"tokenizer.json' {message}"):
-        check_served_model(model_folder)

@@ -16,7 +16,7 @@ from envgym.engines import SGLangServer
 from envgym.engines.embedded.tiny_model import create_model
 from envgym.engines.sglang.client import SGLangClient
 from envgym.environments.pointer_chase import PointerChase
-from envgym.errors import ModelError, WeightSyncError
+from envgym.errors import ModelError, ServerUnreachableError, WeightSyncError
 from envgym.training import train
 
 SHORT: dict[str, Any] = {"warm_start": None, "evaluation": {"episodes": 2}, "kl": None, "critic": {"pretraining": None}}
@@ -126,7 +126,7 @@ def test_a_server_of_another_architecture_is_refused_before_anything_is_played(
 ):
     other = create_model(tmp_path / "other", **shape)
     if not readable:
-        monkeypatch.setattr("envgym.engines.sglang.policy.check_architectures", lambda *_: None)
+        monkeypatch.setattr("envgym.engines.sglang.served_model.check_architecture", lambda *_: None)
     changed = settings(server) | {"model": {"kind": "folder", "path": str(other)}, "warm_start": {"num_episodes": 64}}
     monkeypatch.setattr("envgym.training.trainer.imitate_agent", lambda *_, **__: pytest.fail("the warm start began"))
     with pytest.raises(error, match=problem):
@@ -139,7 +139,7 @@ def test_weights_that_a_server_was_started_with_do_not_sample_when_the_first_one
     def lose(*_, **__):
         raise WeightSyncError("lost on the way")
 
-    monkeypatch.setattr("envgym.engines.sglang.fleet.push_weights", lose)
+    monkeypatch.setattr("envgym.engines.sglang.fleet.sync_servers", lose)
     SGLangClient(server.url).name_weights("default")
     config = tiny(tmp_path / "run", num_iterations=1, **settings(server, recovery_timeout_s=0.3))
     with pytest.raises(WeightSyncError, match=r"no server with the weights of version 0: lost on the way"):
@@ -148,9 +148,12 @@ def test_weights_that_a_server_was_started_with_do_not_sample_when_the_first_one
 
 
 def test_a_run_that_finds_no_server_says_why(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("envgym.engines.sglang.client.SGLangClient.is_healthy", lambda self: False)
+    def vanish(*_):
+        raise ServerUnreachableError("it is gone")
+
+    monkeypatch.setattr("envgym.engines.sglang.client.SGLangClient.pause", vanish)
     config = tiny(tmp_path / "run", num_iterations=1, **settings(server, recovery_timeout_s=0.3))
-    with pytest.raises(WeightSyncError, match=r"version 0: \S+ holds other weights, expected version 0 of this run"):
+    with pytest.raises(WeightSyncError, match=r"no server with the weights of version 0: .*: it is gone"):
         train(config, progress=False)
 
 

@@ -20,11 +20,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from envgym.engines import SGLangServer
 from envgym.engines.sglang.client import SGLangClient
 from envgym.engines.sglang.policy import SGLangPolicy
-from envgym.engines.sglang.receivers import make_receivers
+from envgym.engines.sglang.transports import make_transport
+from envgym.engines.sglang.weights import ServerWeights, check_servers, servers_of_rank, sync_servers
 from envgym.errors import ServerError, ServerUnreachableError, WeightSyncError
 from envgym.learner.distributed import shard
 from envgym.model_folder import load_model
-from envgym.weights import push_weights
+from envgym.weights import shapes_of
 
 pytestmark = pytest.mark.slow
 
@@ -72,15 +73,13 @@ def changed(model: Any, seed: int) -> Any:
     return other
 
 
-def receivers(clients: list[SGLangClient], way: Any, tmp_path: Path, **settings: Any) -> list[Any]:
-    folder = Path(json.loads(json.dumps(clients[0].model_info()))["tokenizer_path"])
-    return make_receivers(
-        clients, way, folder=tmp_path / "weights", model_folder=folder, **({"rank": 0, "num_ranks": 1} | settings)
-    )
+def feed(client: SGLangClient, way: Any, tmp_path: Path) -> ServerWeights:
+    model_folder = Path(SGLangClient(client.url).model_info()["tokenizer_path"])
+    return ServerWeights(client, make_transport(way, folder=tmp_path / "weights", model_folder=model_folder))
 
 
-def push(client: SGLangClient, way: Any, model: Any, version: int, tmp_path: Path, **settings: Any) -> None:
-    push_weights(model, receivers([client], way, tmp_path, **settings), version=version, max_bytes=SMALL)
+def push(client: SGLangClient, way: Any, model: Any, version: int, tmp_path: Path) -> None:
+    sync_servers(model, [feed(client, way, tmp_path)], version=version, max_bytes=SMALL)
 
 
 def ask(client: SGLangClient, tokens: int = 8, prompt: list[int] = PROMPT, timeout_s: float = 120.0) -> dict[str, Any]:
@@ -144,9 +143,9 @@ def test_float32_masters_are_served_in_bfloat16(way, servers, model, tmp_path):
 
 def test_ten_updates_with_the_same_weights_change_no_log_probability(client, served, tmp_path):
     before = ask(client)
-    feed = receivers([client], "tensors", tmp_path)
+    server = feed(client, "tensors", tmp_path)
     for version in range(2, 12):
-        push_weights(served, feed, version=version, max_bytes=SMALL)
+        sync_servers(served, [server], version=version, max_bytes=SMALL)
         after = ask(client)
         assert after["output_ids"] == before["output_ids"]
         assert torch.equal(logprobs(after), logprobs(before))
@@ -218,27 +217,23 @@ def feed_from_two_ranks(urls: list[str], folder: str, weights: str, scratch: str
     for way in WAYS:
         for order in (1, -1):
             version += 1
-            mine = make_receivers(
-                clients[::order],
-                way,
-                rank=rank,
-                num_ranks=2,
-                folder=Path(scratch) / f"{way}{order}",
-                model_folder=Path(folder),
-            )
-            push_weights(lm, mine, version=version, max_bytes=SMALL)
-            seen[f"{way}{order}"] = [client.url for client in (receiver.client for receiver in mine)]
+            transport = make_transport(way, folder=Path(scratch) / f"{way}{order}", model_folder=Path(folder))
+            mine = servers_of_rank(clients[::order], transport, rank=rank, num_ranks=2)
+            sync_servers(lm, mine, version=version, max_bytes=SMALL)
+            seen[f"{way}{order}"] = [server.client.url for server in mine]
             dist.barrier()
             seen[f"{way}{order} version"] = [client.model_info()["weight_version"] for client in clients]
             dist.barrier()
-    alone = make_receivers(clients[:1], "distributed", rank=1 - rank, num_ranks=2)  # only the second rank has a server
-    push_weights(lm, alone, version=200, max_bytes=SMALL)
-    for receiver in alone:
-        receiver.close()
+    transport = make_transport("distributed", folder=Path(scratch), model_folder=Path(folder))
+    alone = servers_of_rank(clients[:1], transport, rank=1 - rank, num_ranks=2)  # only the second rank has a server
+    sync_servers(lm, alone, version=200, max_bytes=SMALL)
+    transport.close()
     seen["alone"] = len(alone)
-    broken = make_receivers([Vanishing(urls[1], "/end_weight_update")], "tensors", rank=1 - rank, num_ranks=2)
+    transport = make_transport("tensors", folder=Path(scratch), model_folder=Path(folder))
+    gone = Vanishing(urls[1], "/end_weight_update")
+    broken = servers_of_rank([gone, clients[0]], transport, rank=1 - rank, num_ranks=2)
     try:
-        push_weights(lm, broken, version=201, max_bytes=SMALL)
+        sync_servers(lm, broken, version=201, max_bytes=SMALL)
     except WeightSyncError as error:
         seen["error"] = str(error)
     return seen
@@ -256,10 +251,11 @@ def test_two_ranks_feed_two_servers(servers, model, tiny_model_folder, tmp_path)
     assert versions == [[str(version)] * 2 for version in range(101, 107)]
     assert [seen["alone"] for seen in ranks] == [0, 1]
     assert_from(ask(SGLangClient(urls[0])), model)
-    # One server vanished: both ranks say the same, and neither waits for the other.
+    # One server vanished: both ranks say the same, neither waits for the other, and the other server has the weights.
     assert ranks[0]["error"] == ranks[1]["error"]
-    assert "rank 1" in ranks[0]["error"] and f"{urls[1]} is out of use" in ranks[0]["error"]
-    push(SGLangClient(urls[1]), "tensors", model, 202, tmp_path)  # in fact it was there; a new receiver mends it
+    assert "rank 1" in ranks[0]["error"] and f"{urls[1]} is out of service" in ranks[0]["error"]
+    assert [SGLangClient(url).model_info()["weight_version"] for url in urls] == ["201", "incomplete"]
+    push(SGLangClient(urls[1]), "tensors", model, 202, tmp_path)  # in fact it was there; all weights anew mend it
     assert not is_paused(SGLangClient(urls[1]))
 
 
@@ -305,26 +301,20 @@ UPDATE = {
         ("disk", UPDATE["disk"], 1),
     ],
 )
-def test_a_server_that_vanishes_is_taken_out_of_use(way, path, nth, client, served, tmp_path):
-    out: list[Any] = []
+def test_a_server_that_vanishes_is_out_of_service_until_it_has_all_weights_anew(
+    way, path, nth, client, served, tmp_path
+):
     gone = Vanishing(client.url, path, nth)
-    feed = make_receivers(
-        [gone],
-        way,
-        rank=0,
-        num_ranks=1,
-        folder=tmp_path / "weights",
-        model_folder=Path(client.model_info()["tokenizer_path"]),
-        on_failure=lambda which, error: out.append((which, str(error))),
-    )
-    with pytest.raises(WeightSyncError, match="is out of use"):
-        push_weights(changed(served, 5), feed, version=9, max_bytes=SMALL)
-    assert [which for which, _ in out] == [gone]
-    assert feed[0].out_of_use
-    with pytest.raises(WeightSyncError, match="out of use; leave its receiver out"):
-        push_weights(served, feed, version=10)
-    push(client, "tensors", served, 1, tmp_path)  # whatever state it was in, all weights anew make it good
-    assert_from(ask(client), served)
+    server = feed(gone, way, tmp_path)
+    with pytest.raises(WeightSyncError, match="is out of service"):
+        sync_servers(changed(served, 5), [server], version=9, max_bytes=SMALL)
+    with pytest.raises(WeightSyncError, match="is out of service"):
+        sync_servers(served, [server], version=10)
+    gone.gone, gone.left = False, 0
+    sync_servers(served, [server], version=1, max_bytes=SMALL)  # whatever state it was in
+    answer = ask(client)
+    assert_from(answer, served)
+    assert answer["meta_info"]["weight_version"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -339,25 +329,21 @@ def test_a_server_that_vanishes_is_taken_out_of_use(way, path, nth, client, serv
 )
 def test_a_server_that_refuses_before_it_loaded_anything_keeps_the_old_weights(way, path, client, served, tmp_path):
     refusing = Vanishing(client.url, path, error=ServerError)
-    out: list[Any] = []
     with pytest.raises(WeightSyncError, match="keeps its weights of version 1"):
-        push(refusing, way, changed(served, 6), 9, tmp_path, on_failure=lambda *what: out.append(what))
+        push(refusing, way, changed(served, 6), 9, tmp_path)
     answer = ask(client)
     assert_from(answer, served)
     assert answer["meta_info"]["weight_version"] == "1"
-    assert out == []
 
 
 def test_a_half_updated_server_does_not_answer(client, served, tmp_path):
     refusing = Vanishing(client.url, UPDATE["tensors"], 3, error=ServerError)
-    out: list[Any] = []
-    with pytest.raises(WeightSyncError, match="is out of use: its weights are partly new"):
-        push(refusing, "tensors", changed(served, 7), 9, tmp_path, on_failure=lambda *what: out.append(what))
-    assert len(out) == 1
+    with pytest.raises(WeightSyncError, match="is out of service: its weights are partly new"):
+        push(refusing, "tensors", changed(served, 7), 9, tmp_path)
     assert is_paused(client)
     assert client.model_info()["weight_version"] == "incomplete"
-    # A later receiver, too, must not mistake this for weights to go back to.
-    with pytest.raises(WeightSyncError, match="is out of use"):
+    # Whoever comes later, too, must not mistake this for weights to go back to.
+    with pytest.raises(WeightSyncError, match="is out of service"):
         push(Vanishing(client.url, "/begin_weight_update", error=ServerError), "tensors", served, 10, tmp_path)
     assert is_paused(client)
     push(client, "tensors", served, 11, tmp_path)
@@ -366,7 +352,12 @@ def test_a_half_updated_server_does_not_answer(client, served, tmp_path):
 
 def test_tensors_that_are_lost_on_the_way_are_noticed(client, served, tmp_path, monkeypatch):
     new = changed(served, 8)
-    monkeypatch.setattr(SGLangClient, "update_weights_from_tensors", lambda *_, **__: None)
+    call = SGLangClient._call
+    monkeypatch.setattr(
+        SGLangClient,
+        "_call",
+        lambda self, *what, **how: None if what[1] == UPDATE["tensors"] else call(self, *what, **how),
+    )
     with pytest.raises(WeightSyncError, match=r"keeps its weights of version 1: 1\d of the server's 18 parameters are"):
         push(client, "tensors", new, 2, tmp_path)
     assert_from(ask(client), served)
@@ -393,7 +384,7 @@ def test_parameters_that_do_not_fit_are_refused_before_the_server_is_touched(way
 
 
 def test_an_update_that_is_interrupted_lets_the_server_go_on(client, served, tmp_path):
-    feed = receivers([client], "tensors", tmp_path)
+    server = feed(client, "tensors", tmp_path)
 
     class Interrupted(torch.nn.Module):
         def named_parameters(self, *_: Any, **__: Any) -> Any:
@@ -403,22 +394,22 @@ def test_an_update_that_is_interrupted_lets_the_server_go_on(client, served, tmp
             return served.named_parameters()
 
     with pytest.raises(KeyboardInterrupt):
-        push_weights(Interrupted(), feed, version=2)
+        sync_servers(Interrupted(), [server], version=2)
     assert ask(client)["meta_info"]["weight_version"] == "1"
-    push_weights(served, feed, version=3)
+    sync_servers(served, [server], version=3)
     assert ask(client)["meta_info"]["weight_version"] == "3"
 
 
 def test_the_disk_way_leaves_one_whole_folder(client, served, tmp_path):
-    feed = receivers([client], "disk", tmp_path)
+    server = feed(client, "disk", tmp_path)
     for version in (2, 3):
         new = changed(served, version)
-        push_weights(new, feed, version=version, max_bytes=SMALL)
+        sync_servers(new, [server], version=version, max_bytes=SMALL)
     assert [path.name for path in (tmp_path / "weights" / "float32").iterdir()] == ["000003"]
     loaded = load_model(tmp_path / "weights" / "float32" / "000003")
     for name, parameter in new.named_parameters():
         assert torch.equal(parameter, loaded.get_parameter(name))
-    feed[0].close()
+    server.transport.close()
     assert not list((tmp_path / "weights").rglob("model*"))
     assert_from(ask(client), new)
     assert SGLangPolicy(client).vocab_size == new.config.vocab_size  # by the configuration that is left
@@ -426,20 +417,41 @@ def test_the_disk_way_leaves_one_whole_folder(client, served, tmp_path):
 
 def test_a_server_without_memory_saver_is_not_put_to_sleep(client, served, tmp_path):
     with pytest.raises(WeightSyncError, match="cannot release its memory"):
-        receivers([client], "tensors", tmp_path)[0].release_memory()
+        feed(client, "tensors", tmp_path).sleep()
     assert_from(ask(client), served)
 
 
-def test_a_server_killed_during_an_update_is_taken_out_of_use(servers, model, tmp_path):
+def test_what_does_not_fit_one_server_is_sent_to_none(client, served, tmp_path, monkeypatch):
+    server = feed(client, "tensors", tmp_path)
+    other = feed(client, "tensors", tmp_path)
+    monkeypatch.setattr(other, "check", lambda shapes: (_ for _ in ()).throw(WeightSyncError("it is another model")))
+    for attempt in (
+        lambda: check_servers(shapes_of(served), [server, other]),
+        lambda: sync_servers(changed(served, 11), [server, other], version=9),
+    ):
+        with pytest.raises(WeightSyncError, match="it is another model"):
+            attempt()
+    assert ask(client)["meta_info"]["weight_version"] == "1"
+
+
+def test_a_server_killed_during_an_update_does_not_hold_up_the_other(servers, client, model, tmp_path):
     """The last test: it ends the bfloat16 server."""
-    server = servers["bfloat16"]
-    out: list[Any] = []
-    feed = receivers([SGLangClient(server.url)], "distributed", tmp_path, on_failure=lambda *what: out.append(what))
-    push_weights(model, feed, version=1)
-    feed[0].check_parameters({name: tuple(p.shape) for name, p in model.named_parameters()})
-    feed[0].begin_update()
-    server.stop()
-    with pytest.raises(WeightSyncError, match="is out of use"):
-        feed[0].receive(list(model.named_parameters()))
-    assert len(out) == 1
-    assert feed[0].out_of_use
+    dying = servers["bfloat16"]
+    pair = [feed(SGLangClient(dying.url), "distributed", tmp_path), feed(client, "distributed", tmp_path)]
+    sync_servers(model, pair, version=1)
+    other = changed(model, 10)
+
+    class Killing(torch.nn.Module):
+        def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
+            for place, entry in enumerate(other.named_parameters()):
+                if place == 5 and hasattr(self, "asked"):
+                    dying.stop()
+                yield entry
+            self.asked = True
+
+    with pytest.raises(WeightSyncError, match=f"{dying.url} is out of service") as raised:
+        sync_servers(Killing(), pair, version=2, max_bytes=SMALL)
+    assert client.url not in str(raised.value)
+    answer = ask(client)
+    assert_from(answer, other)
+    assert answer["meta_info"]["weight_version"] == "2"
