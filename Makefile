@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet
 TYPING := build/typing
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast lint catalogue bench clean
+.PHONY: help install quickstart test test-fast lint catalogue scores bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,8 +47,11 @@ lint: install ## style and types
 	cd $(TYPING)/envgym && ln -s ../../../envgym/* ../../../environments ../../../agents .
 	cd $(TYPING) && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p envgym
 
-catalogue: install ## write docs/environments.md
+catalogue: $(STAMP) ## write docs/environments.md
 	$(BIN)/python -m envgym.cli.catalogue
+
+scores: install ## play every environment, write environments/scores.json and docs/environments.md
+	$(BIN)/python -m envgym.cli.catalogue --measure
 
 bench: $(STAMP) ## speed of the embedded engine
 	$(BIN)/python tests/benchmarks/bench_engine.py

@@ -1,5 +1,5 @@
 """The `envgym` command."""
 
-from envgym.cli.command import main
+from envgym.cli.main import main
 
 __all__ = ["main"]

@@ -2,6 +2,6 @@
 
 import sys
 
-from envgym.cli.command import main
+from envgym.cli.main import main
 
 sys.exit(main())

@@ -1,185 +1,203 @@
-"""The catalogue of the environments that come with envgym, from the registry and their READMEs.
+"""The catalogue of the environments that come with envgym, and the command that measures its scores.
 
-`python -m envgym.cli.catalogue` writes `docs/environments.md` of the source tree it is run in; `--check` only says
-whether that file is current. What is written does not depend on which optional packages are installed.
+`python -m envgym.cli.catalogue` writes `docs/environments.md` of the source tree it is run in, from the registry and
+two files beside the environments: `catalogue.toml`, which people write, and `scores.json`, which `--measure` writes.
+For the page no environment is imported. `--check` only says whether it is current.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import importlib.resources
+import inspect
+import json
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
-from envgym.cli.readme import Readme, first_sentence, summary, tags
-from envgym.registry import list_environments, spec
+from envgym.env import TextEnv
+from envgym.errors import EnvGymError
+from envgym.evaluation.runner import evaluate
+from envgym.registry import creator_of, list_environments, make, spec
+from envgym.types import TruncationReason
 
-CATALOGUE = Path("docs") / "environments.md"
-LICENCES = (
-    *("Apache-2.0", "MIT", "BSD-3-Clause", "BSD-2-Clause", "GPL-3.0", "LGPL-3.0", "MPL-2.0"),
-    *("CC-BY-SA-4.0", "CC BY-SA 4.0", "CC-BY-4.0", "CC BY 4.0", "CC0", "public domain", "public-domain"),
-)
-NOT_FOR_ENVIRONMENTS = frozenset({"dev", "train", "renderers", "mcp"})
-"""Extras that no environment needs."""
+PAGE = Path("docs") / "environments.md"
+SCORES = Path("environments") / "scores.json"
+EPISODES = 50
+"""Episodes of each player, on the seeds from 0 on, where `catalogue.toml` names no number."""
+MOST_TURNS = 200
+"""Turns of a measured episode where the environment sets no limit."""
 NONE = "–"
 
 _HEAD = """\
 # The environments that come with envgym
 
-Written by `make catalogue` from the registry and the README of each environment; change those, not this file.
-`envgym info ID` shows an environment in full.
+Written by `make catalogue` from `environments/catalogue.toml` and `environments/scores.json`; change the first, let
+`make scores` write the second. `envgym info ID` shows an environment in full.
 
-Scores are those of the READMEs: what the random agent and the solver reach, and in parentheses what is measured.
-Under "data" are licences of what is not envgym's own; a {none} means that the tasks are generated or were written here.
-Under "extra" is what to install (`pip install 'envgym[extra]'`; the README says more); a {none} means nothing.
+Under "data" are licences of what is not envgym's own; a – means that the tasks are generated or were written here.
+Under "extra" is what to install (`pip install 'envgym[extra]'`; the README says more); a – means nothing.
+
+## Tasks
+
+| id | task | tools | data | extra |
+|---|---|---|---|---|
+"""
+_EPISODES_HEAD = """
+## Episodes and scores
+
+An episode ends as the task says, or at the limit of turns, which truncates where it does not end the task. Scores are
+success / reward of an episode with the arguments an environment is registered with; the reward alone stands where no
+success is reported, and a – where there is no such player. The last columns are the turns that the solver takes on
+average, and the number of episodes of each player, on the seeds from 0 on.
+
+| id | ends with | limit | random | demonstrator | solver | turns | episodes |
+|---|---|---|---|---|---|---|---|
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One environment of the catalogue; every field but `id` and `readme` is Markdown for a cell.
+def tags(entry: EnvSpec) -> tuple[str, ...]:
+    """The tags an environment was registered with."""
+    return tuple(tag for wrapper in entry.additional_wrappers for tag in (wrapper.kwargs or {}).get("tags", ()))
 
-    Attributes:
-        id: Registered id.
-        readme: Path of its README from the root of the tree; None where it has none.
-        task: What is to be done.
-        tools: "yes" where actions are tool calls.
-        horizon: Limit of turns, and how long an episode takes the solver.
-        endings: How an episode ends.
-        random: Score of the random agent.
-        solver: Score of the solver.
-        data: Licence of data that is not envgym's own.
-        extra: Extra of envgym that the environment needs.
+
+def summary(entry: EnvSpec) -> str:
+    """One line about an environment: of envgym's own from the catalogue, else the first sentence of its docstring.
+
+    Only for the latter it is imported; one that cannot be imported has no summary.
     """
-
-    id: str
-    readme: str | None
-    task: str
-    tools: str
-    horizon: str
-    endings: str
-    random: str
-    solver: str
-    data: str
-    extra: str
+    if "builtin" in tags(entry):
+        return str(_declared(entry)["tasks"][_name(entry)])
+    try:
+        creator = creator_of(entry)
+    except EnvGymError:
+        return ""
+    first = inspect.cleandoc(getattr(creator, "__doc__", None) or "").partition("\n\n")[0]
+    return " ".join(first.split()).partition(". ")[0].removesuffix(".")
 
 
-def catalogue(root: Path) -> str:
+def players_of(env: TextEnv) -> tuple[str, ...]:
+    """The names of the agents that can play an environment without a model, the best one first.
+
+    Args:
+        env: One that has been reset.
+    """
+    base = cast(TextEnv, env.unwrapped)
+    scripted = {"solver": base.solver(), "demonstrator": base.demonstrator(np.random.default_rng(0))}
+    return (*(name for name, player in scripted.items() if player is not None), "random")
+
+
+def page(scores: dict[str, Any]) -> str:
     """The catalogue as Markdown.
 
     Args:
-        root: Root of the source tree; its `pyproject.toml` names the extras.
+        scores: What `measure` has found out, by the id of the environment.
     """
-    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    entries = [entry_of(spec(env_id), extras) for env_id in list_environments("builtin")]
-    return _HEAD.format(none=NONE) + "".join(_tables(entries))
+    entries = [spec(env_id) for env_id in list_environments("builtin")]
+    rows = [[_row(_task_cells(entry)) for entry in entries], [_row(_score_cells(e, scores[e.id])) for e in entries]]
+    return _HEAD + "".join(rows[0]) + _EPISODES_HEAD + "".join(rows[1])
 
 
-def entry_of(env: EnvSpec, extras: Iterable[str]) -> Entry:
-    """What the catalogue says about an environment.
+def measure(env_id: str) -> dict[str, Any]:
+    """What the players of an environment reach in it, as JSON values.
 
-    Args:
-        env: Its registration.
-        extras: Extras of the package.
+    Raises:
+        EnvGymError: A package it needs is not installed, or an episode failed.
     """
-    readme = Readme.of(env) or Readme("")
-    module = _module(env)
-    limit, is_terminal = _turn_limit(env, readme)
-    data = readme.paragraph("Data") or readme.paragraph("Source")
-    found = sorted({name for name in LICENCES if name in data}, key=data.index)
-    return Entry(
-        id=env.id,
-        readme=f"environments/{module}/README.md" if readme.text else None,
-        task=summary(env) or NONE,
-        tools="yes" if "tools" in tags(env) else NONE,
-        horizon=_horizon(limit, readme.paragraph("Horizon")),
-        endings=_endings(limit, is_terminal, readme.paragraph("Ending")),
-        random=readme.score(env.id, "random") or NONE,
-        solver=readme.score(env.id, "solver") or NONE,
-        data=", ".join(found) or ("see README" if data else NONE),
-        extra=_extra(module, readme.text, extras),
-    )
+    entry = spec(env_id)
+    env = make(env_id)
+    limit, ends = env.get_wrapper_attr("max_turns"), env.get_wrapper_attr("terminal_limits")
+    env.reset(seed=0)
+    players = players_of(env)
+    env.close()
+    episodes = _declared(entry).get("episodes", {}).get(_name(entry), EPISODES)
+    found: dict[str, Any] = {}
+    for player in reversed(players):
+        max_turns = None if limit is not None else MOST_TURNS
+        report = evaluate(player, env_id, episodes=episodes, concurrency=1, max_turns=max_turns)[env_id]
+        if report.failed:
+            raise EnvGymError(f"an episode of {player} in '{env_id}' failed: {next(iter(report.failures))}")
+        numbers = {"success": report.success, "reward": report.mean_return, "turns": report.turns}
+        found[player] = {name: None if value is None else round(value, 3) for name, value in numbers.items()}
+    return {
+        "max_turns": limit,
+        "limit_terminates": TruncationReason.MAX_TURNS in ends,
+        "episodes": episodes,
+        "players": found,
+    }
 
 
-def _module(env: EnvSpec) -> str:
-    """Name of the folder below `environments/`."""
-    return str(env.entry_point).partition(":")[0].rpartition(".")[2]
+@cache
+def _catalogue() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((importlib.resources.files("envgym.environments") / "catalogue.toml").read_text("utf-8"))
 
 
-def _turn_limit(env: EnvSpec, readme: Readme) -> tuple[int | None, bool]:
-    """Limit of turns and whether it belongs to the task: of the registration, else of the class."""
-    kwargs = [dict(wrapper.kwargs or {}) for wrapper in env.additional_wrappers]
-    registered: dict[str, Any] = next((given for given in kwargs if "max_turns" in given), {})
-    limit: int | None = registered.get("max_turns")
-    limits: Any = registered.get("terminal_limits")
-    if limit is None or limits is None:
-        creator: Any = None
-        with contextlib.suppress(ImportError):
-            creator = load_env_creator(env.entry_point) if isinstance(env.entry_point, str) else env.entry_point
-        if limit is None:
-            # A factory does not say what limit its environments have.
-            limit = creator.max_turns if hasattr(creator, "max_turns") else readme.turn_limit()
-        if limits is None:
-            limits = getattr(creator, "terminal_limits", ())
-    return limit, "max_turns" in limits
+def _declared(entry: EnvSpec) -> dict[str, Any]:
+    """What `catalogue.toml` says about the folder of an environment."""
+    return _catalogue()[_folder(entry)]
 
 
-def _horizon(limit: int | None, paragraph: str) -> str:
-    turns = "" if limit is None else f"at most {limit} turns; "
-    told = "" if paragraph.endswith(":") else first_sentence(paragraph)
-    return (turns + told[:1].lower() + told[1:]).removesuffix("; ") or "set by the task"
+def _folder(entry: EnvSpec) -> str:
+    return str(entry.entry_point).partition(":")[0].rpartition(".")[2]
 
 
-def _endings(limit: int | None, is_terminal: bool, paragraph: str) -> str:
-    told = first_sentence(paragraph)
-    if limit is None or (told and is_terminal):
-        return told or NONE
-    cut = f"{'terminated' if is_terminal else 'truncated'} after {limit} turns"
-    return f"{told}; {cut}" if told else cut
+def _name(entry: EnvSpec) -> str:
+    return str(entry.entry_point).rpartition(":")[2]
 
 
-def _extra(module: str, text: str, extras: Iterable[str]) -> str:
-    """The extra that the README says to install; else the one with the name of the module."""
-    possible = [extra for extra in extras if extra not in NOT_FOR_ENVIRONMENTS]
-    named = [extra for extra in possible if f"envgym[{extra}]" in text]
-    named += [extra for extra in possible if extra.replace("-", "_") == module]
-    return f"`{named[0]}`" if named else NONE
+def _task_cells(entry: EnvSpec) -> Iterator[str]:
+    declared = _declared(entry)
+    yield f"[`{entry.id}`](../environments/{_folder(entry)}/README.md)"
+    yield summary(entry)
+    yield "yes" if "tools" in tags(entry) else NONE
+    yield declared.get("data", NONE)
+    yield f"`{declared['extra']}`" if "extra" in declared else NONE
 
 
-def _tables(entries: Sequence[Entry]) -> Iterable[str]:
-    """A table of what there is, and one of how it ends and what players reach."""
-    yield "\n## Tasks\n\n| id | task | tools | data | extra |\n|---|---|---|---|---|\n"
-    for entry in entries:
-        cells = (_link(entry), entry.task, entry.tools, entry.data, entry.extra)
-        yield f"| {' | '.join(_cell(cell) for cell in cells)} |\n"
-    yield "\n## Episodes and scores\n\n| id | horizon | ends | random | solver |\n|---|---|---|---|---|\n"
-    for entry in entries:
-        cells = (f"`{entry.id}`", entry.horizon, entry.endings, entry.random, entry.solver)
-        yield f"| {' | '.join(_cell(cell) for cell in cells)} |\n"
+def _score_cells(entry: EnvSpec, measured: dict[str, Any]) -> Iterator[str]:
+    players = measured["players"]
+    yield f"`{entry.id}`"
+    yield _declared(entry)["ends"]
+    limit = NONE if measured["max_turns"] is None else str(measured["max_turns"])
+    yield f"{limit}, ends it" if measured["limit_terminates"] else limit
+    for name in ("random", "demonstrator", "solver"):
+        yield _score(players[name]) if name in players else NONE
+    yield f"{players['solver']['turns']:.1f}" if "solver" in players else NONE
+    yield str(measured["episodes"])
 
 
-def _link(entry: Entry) -> str:
-    return f"`{entry.id}`" if entry.readme is None else f"[`{entry.id}`](../{entry.readme})"
+def _score(found: dict[str, Any]) -> str:
+    reward = f"{found['reward']:.2f}"
+    return reward if found["success"] is None else f"{found['success']:.2f} / {reward}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the catalogue, or says whether it is current; returns the exit status, 1 for a file that is not."""
+    """Writes the catalogue, measured anew if asked to; returns the exit status, 1 for a page that is not current."""
     parser = argparse.ArgumentParser(prog="python -m envgym.cli.catalogue", description="Writes docs/environments.md.")
     parser.add_argument("--root", type=Path, default=Path("."), help="root of the source tree (default: this folder)")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is not current")
+    doing = parser.add_mutually_exclusive_group()
+    doing.add_argument("--check", action="store_true", help="write nothing; fail if the page is not current")
+    doing.add_argument("--measure", nargs="*", metavar="ID", help="play these environments first (default: all)")
     arguments = parser.parse_args(argv)
-    path = arguments.root / CATALOGUE
-    text = catalogue(arguments.root)
+    scores_file = arguments.root / SCORES
+    scores = json.loads(scores_file.read_text(encoding="utf-8")) if scores_file.is_file() else {}
+    if arguments.measure is not None:
+        for env_id in arguments.measure or list_environments("builtin"):
+            print(env_id, flush=True)
+            scores[env_id] = measure(env_id)
+            lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(scores[name])}" for name in sorted(scores))
+            scores_file.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    text, path = page(scores), arguments.root / PAGE
     if arguments.check:
         current = path.is_file() and path.read_text(encoding="utf-8") == text
         if not current:

@@ -1,4 +1,4 @@
-"""What an author or a player wants to know about an environment, on one page: `envgym info`."""
+"""Pages about environments: what an author or a player wants to know, and the list of all of them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from envgym.agents.registry import make_agent
-from envgym.cli.readme import summary, tags
+from envgym.cli.catalogue import MOST_TURNS, players_of, summary, tags
 from envgym.cli.tables import episode_text
 from envgym.env import TextEnv
 from envgym.registry import creator_of, list_environments, make, spec
 from envgym.rollout.episode import run_episode
 from envgym.types import Trajectory, TruncationReason
 
-PLAYERS = ("solver", "demonstrator", "random")
-"""Who plays the sample episode: the first that the environment has. All that it has show the reward components."""
 EPISODES = 4
 """Episodes of each player in which reward components are looked for."""
-MOST_TURNS = 200
-"""Turns of such an episode where the environment sets no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +73,21 @@ def environment_info(env_id: str, *, seed: int = 0, env_kwargs: Mapping[str, Any
 
     Raises:
         UnknownIdError: No such environment.
-        ValueError: The seed is negative, or the constructor does not take an argument or its value.
+        ValueError: The constructor does not take an argument or its value.
         MissingDependencyError: The environment needs a package that is not installed.
     """
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
     kwargs = dict(env_kwargs or {})
     entry = spec(env_id)
     creator = creator_of(entry)
-    episodes = {player: _episodes(env_id, player, range(seed, seed + EPISODES), kwargs) for player in PLAYERS}
-    played = {player: trajectories for player, trajectories in episodes.items() if trajectories}
     env = make(env_id, **kwargs)
+    max_turns = env.get_wrapper_attr("max_turns")
+    if max_turns is None:
+        env = make(env_id, max_turns=MOST_TURNS, **kwargs)
     try:
+        env.reset(seed=seed)
+        players = players_of(env)
+        seeds = range(seed, seed + EPISODES)
+        played = [run_episode(env, make_agent(player), seed=number) for player in players for number in seeds]
         base = cast(TextEnv, env.unwrapped)
         return EnvironmentInfo(
             id=entry.id,
@@ -96,20 +95,20 @@ def environment_info(env_id: str, *, seed: int = 0, env_kwargs: Mapping[str, Any
             description=inspect.cleandoc(getattr(creator, "__doc__", None) or ""),
             tags=tags(entry),
             arguments=_arguments(creator, {**entry.kwargs, **kwargs}),
-            max_turns=env.get_wrapper_attr("max_turns"),
+            max_turns=max_turns,
             terminal_limits=tuple(sorted(limit.value for limit in env.get_wrapper_attr("terminal_limits"))),
             system_prompt=base.system_prompt,
             tools=tuple(base.tools),
-            components=_components(t for trajectories in played.values() for t in trajectories),
-            players=tuple(played),
-            sample=next(iter(played.values()))[0],
+            components=_components(played),
+            players=players,
+            sample=played[0],
         )
     finally:
         env.close()
 
 
 def listing(tag: str | None = None) -> list[str]:
-    """One line for each environment: id, tags and summary, in columns. No environment that has a README is imported.
+    """One line for each environment: id, tags and summary, in columns. None that comes with envgym is imported.
 
     Args:
         tag: Only those with this tag.
@@ -124,21 +123,6 @@ def listing(tag: str | None = None) -> list[str]:
     rows = [(entry.id, ", ".join(tags(entry)) or "-", summary(entry)) for entry in found]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return [f"{name:{widths[0]}}  {labels:{widths[1]}}  {text}".rstrip() for name, labels, text in rows]
-
-
-def _episodes(env_id: str, player: str, seeds: Iterable[int], kwargs: Mapping[str, Any]) -> list[Trajectory]:
-    """Episodes of a player; empty where the environment has no such player."""
-    env = make(env_id, **kwargs)
-    if env.get_wrapper_attr("max_turns") is None:
-        env = make(env_id, max_turns=MOST_TURNS, **kwargs)
-    try:
-        return [run_episode(env, make_agent(player), seed=seed) for seed in seeds]
-    except ValueError:
-        if player == PLAYERS[-1]:
-            raise
-        return []
-    finally:
-        env.close()
 
 
 def _components(trajectories: Iterable[Trajectory]) -> dict[str, tuple[float, float]]:
@@ -162,30 +146,29 @@ def _arguments(creator: Any, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _paragraphs(info: EnvironmentInfo) -> list[str]:
-    """The sections of the page."""
-    head = [f"{info.id}: {info.summary}" if info.summary else info.id]
-    if info.tags:
-        head.append(f"tags: {', '.join(info.tags)}")
-    head.append(f"turns: {_limit(info)}")
-    if others := [limit for limit in info.terminal_limits if limit != TruncationReason.MAX_TURNS]:
-        head.append(f"limits that belong to the task: {', '.join(others)}")
-    head.append(f"players: {', '.join(info.players)}")
-    paragraphs = ["\n".join(head)]
-    if info.description:
-        paragraphs.append(_section("Description", info.description))
-    if info.arguments:
-        lines = [f"{name} = {default}" for name, default in info.arguments.items()]
-        paragraphs.append(_section("Arguments", "\n".join(lines)))
-    if info.system_prompt:
-        paragraphs.append(_section("System prompt", info.system_prompt))
-    if info.tools:
-        paragraphs.append(_section(f"Tools ({len(info.tools)})", "\n".join(_tool(schema) for schema in info.tools)))
-    ranges = [f"{name}  {low:+.2f} to {high:+.2f}" for name, (low, high) in info.components.items()]
-    if ranges:
-        title = f"Reward components (sum of an episode, lowest and highest of {EPISODES} of each player)"
-        paragraphs.append(_section(title, "\n".join(ranges)))
-    paragraphs.append(f"Sample episode ({info.players[0]})\n{episode_text(info.sample)}")
-    return paragraphs
+    """The sections of the page; those without content are left out."""
+    others = [limit for limit in info.terminal_limits if limit != TruncationReason.MAX_TURNS]
+    head = {
+        "tags": ", ".join(info.tags),
+        "turns": _limit(info),
+        "limits that belong to the task": ", ".join(others),
+        "players": ", ".join(info.players),
+    }
+    sections = {
+        "Description": info.description,
+        "Arguments": "\n".join(f"{name} = {value}" for name, value in info.arguments.items()),
+        "System prompt": info.system_prompt,
+        f"Tools ({len(info.tools)})": "\n".join(map(_tool, info.tools)),
+        f"Reward components (sum of an episode, lowest and highest of {EPISODES} of each player)": "\n".join(
+            f"{name}  {low:+.2f} to {high:+.2f}" for name, (low, high) in info.components.items()
+        ),
+    }
+    title = f"{info.id}: {info.summary}" if info.summary else info.id
+    return [
+        "\n".join([title, *(f"{name}: {text}" for name, text in head.items() if text)]),
+        *(_section(name, text) for name, text in sections.items() if text),
+        f"Sample episode ({info.players[0]})\n{episode_text(info.sample)}",
+    ]
 
 
 def _limit(info: EnvironmentInfo) -> str:

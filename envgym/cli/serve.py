@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from inspect import signature
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from envgym.engines.sglang.install import Device
     from envgym.engines.sglang.server import SGLangServer
 
 WATCH_S = 1.0
@@ -30,32 +32,38 @@ def add_serve_command(commands: Any) -> None:
     serve.add_argument("--max-running-requests", type=int, help="requests that run at once")
     serve.add_argument("--deterministic", action="store_true", help="results independent of the batch (CUDA, slower)")
     serve.add_argument("--memory-saver", action="store_true", help="can lend its GPU memory to a learner (CUDA)")
-    serve.add_argument("--tp", type=int, default=1, metavar="N", help="GPUs that share the model (default 1)")
-    serve.add_argument("--no-tokenizer", action="store_true", help="token ids only, no OpenAI endpoints")
+    serve.add_argument(
+        "--tp", dest="tensor_parallel", type=int, default=1, metavar="N", help="GPUs that share the model (default 1)"
+    )
+    serve.add_argument(
+        "--no-tokenizer", dest="tokenizer", action="store_false", help="token ids only, no OpenAI endpoints"
+    )
     serve.add_argument("--threads", type=int, default=1, help="threads on a CPU (default 1, best for small models)")
     serve.add_argument("--seed", type=int, default=0, help="seed of sampling that has none of its own (default 0)")
-    serve.add_argument("--log", type=Path, help="file for SGLang's output (default: a temporary one)")
-    serve.add_argument("--timeout", type=float, default=600.0, help="most seconds until it is healthy (default 600)")
+    serve.add_argument("--log", dest="log_path", type=Path, help="file for SGLang's output (default: a temporary one)")
+    serve.add_argument(
+        "--timeout",
+        dest="startup_timeout_s",
+        type=float,
+        default=600.0,
+        help="most seconds until it is healthy (default 600)",
+    )
     serve.add_argument(
         "--sglang-arg",
+        dest="extra_args",
         action="append",
         default=[],
         metavar="ARG",
         help="a further one of SGLang: --sglang-arg=--enable-metrics",
     )
-    serve.set_defaults(run=serve_model)
+    serve.set_defaults(run=_serve)
 
 
-def serve_model(arguments: argparse.Namespace) -> int:
-    """Runs the command until it is interrupted or the server ends.
-
-    Raises:
-        ValueError: No model was named, or arguments are out of range or do not fit together.
-        EnvGymError: SGLang is not installed, the model cannot be served, or the server failed.
-    """
+def _serve(arguments: argparse.Namespace) -> int:
+    """Serves until the command is interrupted or the server ends, or installs SGLang."""
     if arguments.model is None and not arguments.install:
         raise ValueError("name a model folder to serve, or --install SGLang")
-    device = arguments.device or default_device()
+    device: Device = arguments.device or ("cuda" if Path("/dev/nvidiactl").exists() else "cpu")
     # Made first: what is wrong with the arguments or the model shows before an installation of minutes.
     server = None if arguments.model is None else _server(arguments, device)
     if arguments.install:
@@ -65,29 +73,15 @@ def serve_model(arguments: argparse.Namespace) -> int:
     return 0 if server is None else _run(server)
 
 
-def _server(arguments: argparse.Namespace, device: Any) -> SGLangServer:
+def _server(arguments: argparse.Namespace, device: Device) -> SGLangServer:
+    """The server, whose parameters the options are named after."""
     from envgym.engines.sglang.server import SGLangServer
+    from envgym.training.run_folder import MODEL
 
-    return SGLangServer(
-        model_of(arguments.model),
-        device,
-        host=arguments.host,
-        port=arguments.port or None,
-        dtype=arguments.dtype,
-        context_length=arguments.context_length,
-        mem_fraction=arguments.mem_fraction,
-        max_total_tokens=arguments.max_total_tokens,
-        max_running_requests=arguments.max_running_requests,
-        deterministic=arguments.deterministic,
-        memory_saver=arguments.memory_saver,
-        tensor_parallel=arguments.tp,
-        tokenizer=not arguments.no_tokenizer,
-        threads=arguments.threads,
-        seed=arguments.seed,
-        extra_args=arguments.sglang_arg,
-        log_path=arguments.log,
-        startup_timeout_s=arguments.timeout,
-    )
+    trained = Path(arguments.model) / MODEL
+    given = {name: value for name, value in vars(arguments).items() if name in signature(SGLangServer).parameters}
+    model = trained if (trained / "config.json").is_file() else Path(arguments.model)
+    return SGLangServer(**given | {"model": model, "device": device, "port": arguments.port or None})
 
 
 def _run(server: SGLangServer) -> int:
@@ -112,16 +106,3 @@ def _run(server: SGLangServer) -> int:
         raise
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def model_of(folder: str | Path) -> Path:
-    """The model of a run folder, or the folder itself."""
-    from envgym.training.run_folder import MODEL
-
-    trained = Path(folder) / MODEL
-    return trained if (trained / "config.json").is_file() else Path(folder)
-
-
-def default_device() -> Any:
-    """ "cuda" where the driver of an NVIDIA GPU is, else "cpu"."""
-    return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"

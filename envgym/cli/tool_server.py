@@ -13,8 +13,8 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any, cast
 
+from envgym.cli.options import make_in_format
 from envgym.env import Step, TextEnv
-from envgym.registry import make
 from envgym.tools.environment import ToolEnv
 from envgym.tools.mcp import require_mcp
 from envgym.tools.parsing import format_call
@@ -64,7 +64,7 @@ class ToolServer:
 
     def __init__(self, env_id: str, *, seed: int = 0, env_kwargs: Mapping[str, Any] | None = None) -> None:
         require_mcp()
-        self.env = _make(env_id, dict(env_kwargs or {}))
+        self.env = make_in_format(env_id, "hermes", **(env_kwargs or {}))  # which can express every call
         base = cast(TextEnv, self.env.unwrapped)
         self.env_id = env_id
         self.call_format = getattr(base, "call_format", "hermes")
@@ -188,13 +188,3 @@ async def _serve(episode: ToolServer) -> None:
     )
     async with stdio_server() as (read_stream, write_stream):
         await server.run(read_stream, write_stream, server.create_initialization_options())
-
-
-def _make(env_id: str, kwargs: dict[str, Any]) -> TextEnv:
-    """The environment, in the call format that can express every call where it has a choice."""
-    try:
-        return make(env_id, **{"call_format": "hermes", **kwargs})
-    except ValueError as error:
-        if "takes no argument 'call_format'" not in str(error) or "call_format" in kwargs:
-            raise
-        return make(env_id, **kwargs)

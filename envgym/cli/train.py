@@ -9,13 +9,45 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envgym.cli.assignment import assign_all, set_kind
+from envgym.cli.options import assign
 
 if TYPE_CHECKING:
     from envgym.config import TrainConfig
 
 
-def train_command(arguments: argparse.Namespace) -> None:
+def add_training_commands(commands: Any) -> None:
+    """Adds the commands and their arguments to those of `envgym`."""
+    quickstart = commands.add_parser("quickstart", help="train a small policy to use tools, in a few minutes on a CPU")
+    quickstart.add_argument("--run-dir", type=Path, help="folder of the run (default runs/quickstart)")
+    quickstart.add_argument("--seed", type=int)
+    quickstart.set_defaults(run=_train, config="quickstart", set=[], resume=None)
+
+    train = commands.add_parser("train", help="train a policy")
+    train.add_argument("config", nargs="?", help="name of a recipe, or a config.json")
+    train.add_argument("--run-dir", type=Path, help="folder of the run (default runs/NAME)")
+    train.add_argument("--seed", type=int, help="seed of the run")
+    train.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field: actor.learning_rate=1e-4"
+    )
+    for command in (train, quickstart):
+        command.add_argument(
+            "--policy", choices=("embedded", "sglang"), help="what samples: the embedded engine (default), or SGLang"
+        )
+        command.add_argument(
+            "--url",
+            action="append",
+            metavar="URL",
+            help="an SGLang server that runs already, also of a run to resume; none starts one",
+        )
+    train.add_argument("--resume", type=Path, metavar="RUN", help="continue a run from its newest checkpoint")
+    train.set_defaults(run=_train)
+
+    export = commands.add_parser("export", help="write the model of an unfinished run's newest checkpoint")
+    export.add_argument("run_dir", type=Path, metavar="RUN")
+    export.set_defaults(run=_export)
+
+
+def _train(arguments: argparse.Namespace) -> None:
     """Trains as the command line says, or goes on with a run, and shows before and after."""
     from rich.console import Console
 
@@ -116,30 +148,21 @@ def _changed(fields: dict[str, Any], arguments: argparse.Namespace) -> TrainConf
     """The configuration of these fields, with `--policy`, `--url` and `--set` put into them.
 
     Raises:
-        ValueError: A change does not fit.
+        ValueError: A change does not fit, or there are addresses of servers for a policy that has none.
     """
     from envgym.config import TrainConfig
 
-    _choose_policy(fields, arguments.policy, arguments.url)
-    unions = {name: field for name, field in TrainConfig.model_fields.items() if field.discriminator is not None}
-    kinds = {name: field.get_default(call_default_factory=True).kind for name, field in unions.items()}
-    assign_all(fields, arguments.set, kinds)
-    return TrainConfig.model_validate(fields)
-
-
-def _choose_policy(fields: dict[str, Any], kind: str | None, urls: list[str] | None) -> None:
-    """Puts `--policy` and `--url` into the fields of a configuration.
-
-    Raises:
-        ValueError: Addresses of servers for a policy that has none.
-    """
+    kind, urls = arguments.policy, arguments.url
     if urls and kind == "embedded":
         raise ValueError("--url names SGLang servers; it does not go with --policy embedded")
-    if kind is None and not urls:
-        return
-    set_kind(fields, "policy", kind or "sglang")
-    if urls:
-        fields["policy"] |= {"urls": urls, "colocated": False}  # servers that run already are beside the learner
+    changes = [f"policy.kind={kind or 'sglang'}"] if kind or urls else []
+    if urls:  # servers that run already are beside the learner
+        changes += [f"policy.urls={json.dumps(urls)}", "policy.colocated=false"]
+    unions = {name: field for name, field in TrainConfig.model_fields.items() if field.discriminator is not None}
+    for name, field in unions.items():
+        if name not in fields:
+            fields[name] = field.get_default(call_default_factory=True).model_dump(mode="json")
+    return TrainConfig.model_validate(assign(fields, [*changes, *arguments.set], kinds=unions))
 
 
 def _free_folder(path: Path) -> Path:
@@ -149,7 +172,7 @@ def _free_folder(path: Path) -> Path:
     return next(numbered for n in count(2) if not (numbered := path.with_name(f"{path.name}-{n}")).exists())
 
 
-def export_command(arguments: argparse.Namespace) -> None:
+def _export(arguments: argparse.Namespace) -> None:
     """Writes the model of a run that has none yet, and prints its folder."""
     from envgym.training import export_run
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envgym import Step, TextEnv
 from envgym.agent import Player
-from envgym.environments.bfcl import prompts
 from envgym.environments.bfcl.backend import Backend, Result
 from envgym.environments.bfcl.calls import CALL_FORMATS, read_calls, write_calls
 from envgym.environments.bfcl.players import ANSWER, Replay, call_arguments
@@ -20,6 +21,24 @@ STEP_LIMIT = 20
 """Messages with calls in one user turn; one more ends the task as failed. BFCL's limit, and part of the task."""
 _UNIT = 2**20
 """Rewards are whole numbers of half units, and a unit is 2**-20: every sum of them is exact, and a perfect one is 1."""
+PERSONA = "You are an expert in composing functions."
+TASK = (
+    "You are given a question and a set of possible functions. Based on the question, you will need to make one or "
+    "more function/tool calls to achieve the purpose. If none of the functions can be used, point it out. If the given "
+    "question lacks the parameters required by the function, also point it out."
+)
+FORMAT = (
+    "You should only return the function calls in your response.\n\nIf you decide to invoke any of the function(s), "
+    "you MUST put it in the format of [func_name1(params_name1=params_value1, params_name2=params_value2...), "
+    "func_name2(params)].  You SHOULD NOT include any other text in the response."
+)
+MULTI_TURN = (
+    "At each turn, you should try your best to complete the tasks requested by the user within the current turn. "
+    "Continue to output functions to call until you have fulfilled the user's request to the best of your ability. "
+    "Once you have no more functions to call, the system will consider the current turn complete and proceed to the "
+    "next turn or task."
+)
+ADDED = "I have updated some more functions you can choose from. What about now?"
 
 
 class BfclMultiTurn(TextEnv):
@@ -100,7 +119,7 @@ class BfclMultiTurn(TextEnv):
                 f"unknown task {task_id!r}: the subset '{self.subset}' has {self.task_ids[0]} to {self.task_ids[-1]}"
             )
         self._begin(self._tasks[task_id])
-        instructions = prompts.system_prompt(self._task.functions(0), self.call_format)
+        instructions = _system_prompt(self._task.functions(0), self.call_format)
         self.system_prompt = instructions  # type: ignore[misc]
         return self._user_message(), {"role": "user", "success": False, **self._progress()}
 
@@ -167,7 +186,7 @@ class BfclMultiTurn(TextEnv):
 
     def _user_message(self) -> str:
         if added := self._task.added_functions(self._turn):
-            return prompts.added_functions(added, self.call_format)
+            return _added_functions(added, self.call_format)
         return self._task.messages[self._turn]
 
     def _progress(self) -> dict[str, Any]:
@@ -222,3 +241,25 @@ def _examples(tasks: tuple[Task, ...], call_format: str) -> list[str]:
     calls = [(task, next(call for turn in task.ground_truth for call in turn)) for task in tasks[::8]]
     written = [write_calls([call_arguments(task, call)], call_format) for task, call in calls]
     return [*dict.fromkeys(written), *[ANSWER] * (len(calls) // 4)]
+
+
+def _system_prompt(functions: Sequence[Mapping[str, Any]], call_format: str) -> str:
+    """Instructions of a task.
+
+    The "python" format lists the functions, as BFCL does for prompted models. "hermes" leaves that to the renderer,
+    which has their schemas.
+    """
+    if call_format == "hermes":
+        return f"{PERSONA}{TASK}\n\n{MULTI_TURN}"
+    documents = json.dumps(list(functions), indent=4)
+    tools = f"Here is a list of functions in json format that you can invoke.\n{documents}\n"
+    return f"{PERSONA}{TASK}\n\n{FORMAT}\n\n{MULTI_TURN}\n\n{tools}"
+
+
+def _added_functions(functions: Sequence[Mapping[str, Any]], call_format: str) -> str:
+    """The message of the user turn that declares held-out functions, with their documents."""
+    if call_format == "hermes":
+        lines = [json.dumps(schemas()[function["name"]]) for function in functions]
+    else:
+        lines = [json.dumps(list(functions))]
+    return "\n".join([*lines, ADDED])

@@ -1,7 +1,8 @@
-"""`docs/environments.md` is what the registry and the READMEs say, with or without the optional packages."""
+"""`docs/environments.md` is what the registry, `catalogue.toml` and `scores.json` say, whatever is installed."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -10,23 +11,18 @@ from pathlib import Path
 import pytest
 
 import envgym
-from envgym.cli.catalogue import CATALOGUE, catalogue, entry_of, main
-from envgym.cli.readme import Readme
+from envgym import TruncationReason
+from envgym.cli import catalogue
+from envgym.cli.catalogue import PAGE, SCORES, main, measure, page
+from envgym.errors import MissingDependencyError
 
 ROOT = Path(__file__).parents[2]
+BUILTIN = envgym.list_environments("builtin")
+RECORDED = json.loads((ROOT / SCORES).read_text())
 BLOCKED = ("reasoning_gym", "textworld", "textarena", "tau2", "bfcl_eval", "mcp", "torch", "jericho")
 
 
-@pytest.fixture(scope="module")
-def extras() -> list[str]:
-    return list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-
-
-def test_the_committed_catalogue_is_current() -> None:
-    assert main(["--root", str(ROOT), "--check"]) == 0, "run `make catalogue`"
-
-
-def test_it_is_the_same_where_no_optional_package_is_installed() -> None:
+def test_the_committed_page_is_current_also_where_no_optional_package_is_installed() -> None:
     program = (
         "import sys\n"
         f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
@@ -37,74 +33,74 @@ def test_it_is_the_same_where_no_optional_package_is_installed() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_every_environment_has_a_row_in_both_tables_and_a_readme_that_exists(extras: list[str]) -> None:
-    lines = catalogue(ROOT).splitlines()
-    for env_id in envgym.list_environments("builtin"):
-        entry = entry_of(envgym.spec(env_id), extras)
-        assert sum(f"`{env_id}`" in line.split("|")[1] for line in lines if line.startswith("|")) == 2, env_id
-        assert entry.readme is None or (ROOT / entry.readme).is_file(), env_id
+def test_every_environment_is_described_and_measured_and_nothing_else_is() -> None:
+    described = tomllib.loads((ROOT / "environments" / "catalogue.toml").read_text())
+    names = [f"envgym/{name}-v0" for folder in described.values() for name in folder["tasks"]]
+    assert sorted(names) == sorted(RECORDED) == BUILTIN
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {folder["extra"] for folder in described.values() if "extra" in folder} <= set(extras)
+    for name, folder in described.items():
+        assert (ROOT / "environments" / name / "README.md").is_file()
+        assert set(folder.get("episodes", {})) <= set(folder["tasks"]) and folder["ends"]
 
 
-def test_a_row_is_what_registry_class_and_readme_say(extras: list[str]) -> None:
-    entry = entry_of(envgym.spec("envgym/PointerChase-v0"), extras)
-    assert entry.task == "follow a chain of records with two tools, then answer the value at its end"
-    assert (entry.tools, entry.horizon, entry.data, entry.extra) == ("yes", "at most 8 turns", "–", "–")
-    assert entry.endings == "An answer terminates, right or wrong; truncated after 8 turns"
-    assert (entry.random, entry.solver) == ("0.01 / -0.01 (success / reward)", "1.00 / 1.30 (success / reward)")
-    bridge = entry_of(envgym.spec("envgym/ReasoningGym-v0"), extras)
-    assert (bridge.extra, bridge.data.split(",")[0]) == ("`reasoning-gym`", "Apache-2.0")
-    assert entry_of(envgym.spec("envgym/Tau2Retail-v0"), extras).horizon == "at most 50 turns"
-    assert entry_of(envgym.spec("envgym/Taxi-v0"), extras).random == "0.05 / -774 (success / reward)"
+@pytest.mark.parametrize("env_id", BUILTIN)
+def test_the_recorded_limit_is_that_of_the_environment(env_id: str) -> None:
+    try:
+        env = envgym.make(env_id)
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    recorded = RECORDED[env_id]
+    assert env.get_wrapper_attr("max_turns") == recorded["max_turns"]
+    ends = TruncationReason.MAX_TURNS in env.get_wrapper_attr("terminal_limits")
+    assert ends == recorded["limit_terminates"]
+    env.close()
 
 
-def test_an_environment_that_cannot_be_imported_is_described_by_its_readme_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extras: list[str]
+def test_what_is_recorded_is_what_the_players_reach() -> None:
+    assert measure("envgym/HigherLower-v0") == RECORDED["envgym/HigherLower-v0"]
+    assert measure("envgym/Upkeep-v0")["players"]["solver"]["success"] is None
+
+
+def test_a_row_has_a_cell_for_each_column_and_no_number_in_two_meanings() -> None:
+    scores = RECORDED | {
+        "envgym/Wordle-v0": {
+            "max_turns": 24,
+            "limit_terminates": True,
+            "episodes": 7,
+            "players": {
+                "random": {"success": None, "reward": -0.25, "turns": 24.0},
+                "solver": {"success": 1.0, "reward": 1.7, "turns": 3.24},
+            },
+        }
+    }
+    rows = [line for line in page(scores).splitlines() if "Wordle-v0`" in line]
+    assert rows == [
+        "| [`envgym/Wordle-v0`](../environments/wordle/README.md) "
+        "| find a five-letter word with six guesses | – | – | – |",
+        "| `envgym/Wordle-v0` | the word, or the last wrong guess | 24, ends it | -0.25 | – | 1.00 / 1.70 | 3.2 | 7 |",
+    ]
+    tables = [line.count(" | ") for line in page(RECORDED).splitlines() if line.startswith("| ")]
+    assert tables == [4] * (len(BUILTIN) + 1) + [7] * (len(BUILTIN) + 1)
+
+
+def test_a_page_that_is_missing_or_outdated_fails_the_check_and_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "needy").mkdir()
-    (tmp_path / "needy" / "__init__.py").write_text("import a_package_nobody_has\n")
-    (tmp_path / "needy" / "README.md").write_text(
-        "`needy/Need-v0`: ask | beg. More.\n\nInstall `envgym[tau2]`.\n\n**Ending** After 7 turns it is truncated.\n\n"
-        "**Data** Under CC BY 4.0.\n\n| player | reward |\n|---|---|\n| random | 3 |\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    spec = envgym.spec("envgym/HigherLower-v0")
-    monkeypatch.setattr(spec, "entry_point", "needy:Need")
-    monkeypatch.setattr(spec, "id", "needy/Need-v0")
-    entry = entry_of(spec, extras)
-    assert (entry.task, entry.horizon, entry.data, entry.extra) == (
-        "ask | beg",
-        "at most 7 turns",
-        "CC BY 4.0",
-        "`tau2`",
-    )
-    assert (entry.endings, entry.random, entry.solver) == (
-        "After 7 turns it is truncated; truncated after 7 turns",
-        "3 (reward)",
-        "–",
-    )
-
-
-def test_an_outdated_or_missing_file_fails_the_check_and_is_written_anew(tmp_path: Path, capsys) -> None:
     (tmp_path / "docs").mkdir()
-    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    assert main(["--root", str(tmp_path), "--check"]) == 1
+    (tmp_path / "environments").mkdir()
+    root = ["--root", str(tmp_path)]
+    (tmp_path / SCORES).write_text(json.dumps(RECORDED))
+    assert main([*root, "--check"]) == 1
     assert "run `make catalogue`" in capsys.readouterr().err
-    assert main(["--root", str(tmp_path)]) == 0
-    assert main(["--root", str(tmp_path), "--check"]) == 0
-    path = tmp_path / CATALOGUE
-    path.write_text(path.read_text().replace("PointerChase", "PointerChaise"))
-    assert main(["--root", str(tmp_path), "--check"]) == 1
+    assert main(root) == 0 and main([*root, "--check"]) == 0
+    monkeypatch.setattr(catalogue, "EPISODES", 3)
+    assert main([*root, "--measure", "envgym/HigherLower-v0"]) == 0
+    changed = json.loads((tmp_path / SCORES).read_text())
+    assert changed["envgym/HigherLower-v0"]["episodes"] == 3
+    assert (tmp_path / PAGE).read_text() == page(changed) != page(RECORDED)
 
 
 def test_the_pages_that_introduce_the_environments_link_to_the_catalogue() -> None:
     assert "(../docs/environments.md)" in (ROOT / "environments" / "README.md").read_text()
     assert "(docs/environments.md)" in (ROOT / "README.md").read_text()
-
-
-def test_rows_named_by_their_id_are_found_too() -> None:
-    readme = Readme("| id | task | random | solver, success |\n|---|---|---|---|\n| `a/B-v0` | Win. | 0.1 | 1.0 |\n")
-    assert (readme.task("a/B-v0"), readme.score("a/B-v0", "random"), readme.score("a/B-v0", "solver")) == (
-        "Win",
-        "0.1",
-        "1.0 (solver, success)",
-    )

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from envgym.cli import main
+from envgym.cli.main import parser
 from envgym.cli.tables import print_tables, report_tables
 from envgym.config import FolderModel, SGLangPolicyConfig
 from envgym.errors import ServerError
@@ -195,6 +196,39 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch, capsys
     )
     assert main(["info", "torn_games:mine/X-v0"]) == 2
     assert "(ZeroDivisionError: division by zero)" in capsys.readouterr().err
+
+
+def test_a_bug_is_shown_with_the_lines_of_the_users_own_code_and_with_debug_whole(tmp_path, monkeypatch, capsys):
+    (tmp_path / "buggy_games.py").write_text(
+        "import envgym\n"
+        "class Buggy(envgym.TextEnv):\n"
+        "    def __init__(self):\n"
+        "        self.table = self.load()\n"
+        "    def load(self):\n"
+        "        return {}['board']\n"
+        "envgym.register('mine/Buggy-v0', Buggy)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shown = {}
+    for debug in ([], ["--debug"]):
+        assert main(["play", "buggy_games:mine/Buggy-v0", "--agent", "random", *debug]) == 1
+        shown[bool(debug)] = capsys.readouterr().err
+    assert re.findall(r'File ".*?([^/"]+)", line (\d+)', shown[False]) == [
+        ("buggy_games.py", "4"),
+        ("buggy_games.py", "6"),
+    ]
+    assert shown[False].splitlines()[-2:] == [
+        "envgym: KeyError: 'board'",
+        "envgym: with --debug the whole traceback is shown",
+    ]
+    assert shown[True].startswith("Traceback (most recent call last):\n") and "registry.py" in shown[True]
+
+
+def test_every_command_takes_debug_and_shows_the_traceback_of_a_mistake(capsys):
+    commands = next(action for action in parser()._actions if action.choices).choices
+    assert {"--debug" in command.format_help() for command in commands.values()} == {True}
+    assert main(["info", "envgym/Nope-v0", "--debug"]) == 2
+    assert "Traceback (most recent call last):" in (shown := capsys.readouterr().err) and "UnknownIdError" in shown
 
 
 # -- environments of one's own ---------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import pytest
 
 import envgym
 from envgym import Step, TextEnv, TruncationReason
-from envgym.cli import main, readme
-from envgym.cli.info import MOST_TURNS, environment_info, listing
-from envgym.cli.readme import Readme, first_sentence, summary
+from envgym.cli import main
+from envgym.cli.catalogue import MOST_TURNS, summary, tags
+from envgym.cli.info import environment_info, listing
 
 
 class Echo(TextEnv):
@@ -92,7 +92,7 @@ def test_info_as_json_is_the_whole_record(capsys):
     assert [turn["action"] for turn in record["sample"]["turns"]][:2] == ["32", "48"]
 
 
-def test_without_a_readme_or_scripted_players_the_docstring_and_random_actions_serve(echo):
+def test_without_scripted_players_the_docstring_and_random_actions_serve(echo):
     info = environment_info(echo)
     assert info.summary == "Repeat after me"
     assert info.description == "Repeat after me. Never ends by itself.\n\nA second paragraph."
@@ -120,11 +120,11 @@ def test_the_list_has_tags_and_a_line_for_each(echo, capsys):
 
 def test_an_unknown_tag_or_id_is_answered_with_those_there_are(echo, capsys):
     assert main(["list", "--tag", "parot"]) == 2
-    problem, _, tags = capsys.readouterr().err.strip().partition("; tags are: ")
+    problem, _, named = capsys.readouterr().err.strip().partition("; tags are: ")
     assert problem == "envgym: no environment has the tag 'parot'"
     # Every tag there is, no more and no less: other tests may have registered environments with tags of their own.
-    known = {tag for env_id in envgym.list_environments() for tag in readme.tags(envgym.spec(env_id))}
-    assert tags == ", ".join(sorted(known)) and {"bridge", "builtin", "loud", "parrot"} <= known
+    known = {tag for env_id in envgym.list_environments() for tag in tags(envgym.spec(env_id))}
+    assert named == ", ".join(sorted(known)) and {"bridge", "builtin", "loud", "parrot"} <= known
     assert main(["info", "envgym/Wordl-v0"]) == 2
     assert "Did you mean 'envgym/Wordle-v0'?" in capsys.readouterr().err
 
@@ -137,42 +137,10 @@ def test_check_prints_the_report_and_fails_with_status_one(echo, capsys):
     assert main(["check", "test/Nowhere-v0"]) == 2
 
 
-def test_a_summary_imports_nothing_that_has_a_readme(monkeypatch):
-    def refuse(name):
-        raise AssertionError(f"{name} was imported")
+def test_a_summary_of_envgyms_own_imports_nothing(monkeypatch):
+    def refuse(entry):
+        raise AssertionError(f"{entry.id} was imported")
 
-    monkeypatch.setattr("envgym.cli.readme.load_env_creator", refuse)
+    monkeypatch.setattr("envgym.cli.catalogue.creator_of", refuse)
     assert summary(envgym.spec("envgym/Taxi-v0")) == "fetch a passenger, bring them to their destination"
-    assert summary(envgym.spec("envgym/Tau2Retail-v0")).startswith("customer service after tau2-bench")
-
-
-README = """# Two games
-
-`a/One-v0`, `a/Two-v0`: play with [words](https://x.org/).
-Then stop. And more.
-
-**Ending** A word ends
-it. See [there](x.md).
-
-| player | success | reward |
-|---|:-:|---|
-| random | 0.10 | -1 |
-| solver, slow | 1.00 | 2 |
-
-| | random | solver |
-|---|---|---|
-| One, success / reward | 0.2 / 3 | 0.9 / 4 |
-| Two | 5 | 6 |
-"""
-
-
-def test_a_readme_is_read_by_its_line_its_paragraphs_and_its_tables():
-    readme = Readme(README)
-    assert readme.task("a/Two-v0") == "play with words" and readme.task("a/Three-v0") == ""
-    assert readme.paragraph("Ending") == "A word ends it. See there." and readme.paragraph("Data") == ""
-    assert readme.score("a/One-v0", "random") == "0.10 / -1 (success / reward)"
-    columns = Readme(README.partition("| player")[0] + README.rpartition("\n\n")[2])
-    assert columns.score("a/One-v0", "solver") == "0.9 / 4 (success / reward)"
-    assert columns.score("a/Two-v0", "random") == "5"
-    assert columns.score("a/Three-v0", "random") == ""
-    assert first_sentence("Costs 0.5 a turn, i.e. little.\n  No more.") == "Costs 0.5 a turn, i.e. little"
+    assert summary(envgym.spec("envgym/Tau2Retail-v0")) == "customer service of a shop, after tau2-bench"

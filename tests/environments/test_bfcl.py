@@ -18,13 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 import mpmath
 import pytest
 
-import envgym
-from envgym.environments.bfcl import BfclMultiTurn, prompts, tasks
+from envgym.environments.bfcl import BfclMultiTurn, tasks
 from envgym.environments.bfcl.calls import read_calls, read_list, write_calls
-from envgym.environments.bfcl.environment import STEP_LIMIT, _weight
+from envgym.environments.bfcl.environment import ADDED, STEP_LIMIT, _weight
 from envgym.environments.bfcl.players import ANSWER, call_arguments
 from envgym.environments.bfcl.tasks import SUBSETS, load_tasks
-from envgym.errors import MissingDependencyError
 from envgym.tools import CallError, ToolCall
 
 REFERENCE = "bfcl_eval.eval_checker.multi_turn_eval"
@@ -512,7 +510,7 @@ def test_the_python_format_describes_itself_and_lists_the_functions():
         available_tools=style["available_tools"].format(format="json", functions=documents),
     )
     assert '"name": "grep"' in documents
-    assert prompts.ADDED == templates.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
+    assert ADDED == templates.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC
     assert STEP_LIMIT == templates.MAXIMUM_STEP_LIMIT
     assert "func_name1" not in start("multi_turn_base_0", call_format="hermes")[0].system_prompt
 
@@ -626,30 +624,3 @@ def test_a_folder_copied_into_itself_is_only_a_wrong_state():
     assert "recursion" in env.step("[find()]").observation
     step = env.step(ANSWER)
     assert step.info["checks"]["state"] is False
-
-
-@pytest.mark.parametrize("kwargs", [{"subset": "live"}, {"call_format": "function"}, {"malformed_penalty": -1.0}])
-def test_arguments_out_of_range_are_refused(kwargs):
-    with pytest.raises(ValueError, match=next(iter(kwargs))):
-        BfclMultiTurn(**kwargs)
-
-
-@pytest.mark.parametrize("package", ["bfcl_eval", "mpmath"])
-def test_without_the_package_the_error_says_what_to_run(package, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    for function in (tasks.load_tasks, tasks.data_folder):
-        function.cache_clear()
-    with pytest.raises(MissingDependencyError, match=r"'bfcl'.*pip install --no-deps bfcl-eval==.* mpmath=="):
-        envgym.make("envgym/BfclMultiTurn-v0")
-
-
-def test_environments_pass_their_check():
-    envgym.check_env("envgym/BfclMultiTurn-v0").raise_if_failed()
-
-
-@pytest.mark.parametrize("subset", SUBSETS[1:])
-def test_the_other_subsets_pass_their_check(subset):
-    def factory():
-        return envgym.make("envgym/BfclMultiTurn-v0", subset=subset, call_format="python")
-
-    envgym.check_env(factory).raise_if_failed()

@@ -1,12 +1,8 @@
 """The file clerk: operations of the tree, each job by hand, and rewards that telescope."""
 
-import itertools
-import pickle
-
 import numpy as np
 import pytest
 
-import envgym
 from envgym.environments.file_clerk import FileClerk
 from envgym.environments.file_clerk.jobs import JOBS, draw_job
 from envgym.environments.file_clerk.tree import FileError, FileTree
@@ -25,19 +21,6 @@ def start(expected, before=BEFORE, **kwargs):
 
 def call(env, name, **arguments):
     return env.step(format_call(name, arguments, env.call_format))
-
-
-def play(env, player, seed):
-    observation, info = env.reset(seed=seed)
-    components, turns = {}, 0
-    while True:
-        step = env.step(player.act(observation, info))
-        turns += 1
-        for name, value in step.info["reward_components"].items():
-            components[name] = components.get(name, 0.0) + value
-        if step.terminated or step.truncated:
-            return step.info["success"], components, turns
-        observation, info = step.observation, step.info
 
 
 def test_operations_of_a_tree():
@@ -248,53 +231,3 @@ def test_an_error_is_an_observation_and_changes_nothing():
     step = call(env, "cat", path="../../../../etc/passwd")
     assert step.observation == "/etc/passwd: no such file" == step.info["action_error"]
     assert step.reward == 0.0 and not step.terminated
-
-
-@pytest.mark.parametrize("action", ["", "rm", "rm(/a", "mv(/a)", "delete(/a)", "rm -rf /", "rm(path=/a, recursive=2)"])
-def test_a_malformed_call_costs_a_little(action):
-    step = start({"/b/keep.md": "kept"}).step(action)
-    assert step.info["reward_components"] == {"malformed": -0.05} and step.info["action_error"] and not step.terminated
-
-
-def test_the_limit_of_turns_truncates():
-    env = envgym.make("envgym/FileClerk-v0")
-    env.reset(seed=0)
-    steps = [env.step("ls()") for _ in range(48)]
-    assert [step.truncated for step in steps] == [False] * 47 + [True]
-    assert steps[-1].info["truncation_reason"] == "max_turns" and steps[-1].info["success"] is False
-
-
-@pytest.mark.parametrize("call_format", ["function", "hermes"])
-def test_the_solver_succeeds_on_every_seed(call_format):
-    env = envgym.make("envgym/FileClerk-v0", call_format=call_format)
-    for seed in range(200):
-        success, components, turns = play(env, env.unwrapped.solver(), seed)
-        assert success and turns <= 24
-        assert components == {"progress": pytest.approx(1.0), "finish": 1.0}
-
-
-def test_the_demonstrator_is_clearly_between_random_and_solver():
-    env = envgym.make("envgym/FileClerk-v0")
-    rate = np.mean([play(env, env.unwrapped.demonstrator(np.random.default_rng([s, 1])), s)[0] for s in range(300)])
-    assert 0.38 < rate < 0.62
-
-
-def test_arguments_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="call_format"):
-        FileClerk(call_format="x")
-
-
-def test_actions_are_drawn_well_formed():
-    for call_format, seed in itertools.product(("function", "hermes"), range(2)):
-        env = FileClerk(call_format=call_format)
-        env.reset(seed=seed)
-        env.action_space.seed(seed)
-        for _ in range(60):
-            assert "malformed" not in env.step(env.action_space.sample()).info["reward_components"]
-
-
-def test_the_environment_passes_every_check_and_can_be_pickled():
-    envgym.check_env("envgym/FileClerk-v0").raise_if_failed()
-    env = start({"/b/keep.md": "kept"})
-    copy = pickle.loads(pickle.dumps(env))
-    assert call(copy, "rm", path="/a", recursive=True) == call(env, "rm", path="/a", recursive=True)

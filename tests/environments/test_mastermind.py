@@ -2,12 +2,10 @@
 
 import itertools
 import math
-import pickle
 
 import numpy as np
 import pytest
 
-import envgym
 from envgym.environments.mastermind import Mastermind
 from envgym.environments.mastermind.codes import all_codes, pegs
 
@@ -29,18 +27,6 @@ def with_secret(secret, **kwargs):
         if "".join(map(str, env._secret)) == secret:
             return env
     raise AssertionError(secret)
-
-
-def play(env, player, seed):
-    observation, info = env.reset(seed=seed)
-    components = {}
-    while True:
-        step = env.step(player.act(observation, info))
-        for name, value in step.info["reward_components"].items():
-            components[name] = components.get(name, 0.0) + value
-        if step.terminated or step.truncated:
-            return step.info["success"], components
-        observation, info = step.observation, step.info
 
 
 def pegs_by_removal(secret, guess):
@@ -94,61 +80,11 @@ def test_rewards_of_an_episode():
     assert step.info["reward_components"] == {"information": pytest.approx(math.log2(3) / 3), "win": 1.0}
 
 
-def test_information_sums_to_one_when_the_code_is_found():
-    env = envgym.make("envgym/Mastermind-v0")
-    for seed in range(20):
-        success, components = play(env, env.unwrapped.solver(), seed)
-        assert success and components == {"information": pytest.approx(1.0), "win": 1.0}
-
-
-@pytest.mark.parametrize(
-    "action", ["", "123", "12345", "1237", "0123", "1 2 3 4", "guess 1234", "١٢٣٤", "²111", "-123"]
-)
-def test_anything_but_a_code_costs_a_guess(action):
-    env = with_secret("1234")
-    step = env.step(action)
-    assert step.info["reward_components"] == {"malformed": -0.05} and step.observation.endswith("7 left")
-    assert step.info["action_error"] == "expected 4 digits from 1 to 6"
-    steps = [env.step(action) for _ in range(7)]
-    assert [step.terminated for step in steps] == [False] * 6 + [True]
-    assert steps[-1].info["action_error"] and steps[-1].info["success"] is False
-
-
-def test_the_last_wrong_guess_terminates_without_success_and_the_last_may_win():
-    env = envgym.make("envgym/Mastermind-v0", guesses=3)
-    env.reset(seed=0)
-    steps = [env.step("1111") for _ in range(3)]
-    assert [step.terminated for step in steps] == [False, False, True] and not any(step.truncated for step in steps)
-    assert steps[-1].info["success"] is False and ", was " in steps[-1].observation
+def test_the_last_guess_may_win_and_may_be_lost_to_a_typo():
     env = with_secret("1234", guesses=3)
     env.step("1111"), env.step("1111")
     assert env.step("1234").info["success"] is True
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"length": 0}, {"length": 9}, {"colours": 1}, {"colours": 10}, {"guesses": 0}, {"guesses": 51}]
-)
-def test_arguments_out_of_range_are_refused(arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        Mastermind(**arguments)
-    with pytest.raises(ValueError, match="100000"):
-        Mastermind(length=8, colours=9)
-
-
-def test_the_solver_succeeds_on_every_seed():
-    env = envgym.make("envgym/Mastermind-v0")
-    assert all(play(env, env.unwrapped.solver(), seed)[0] for seed in range(60))
-    large = envgym.make("envgym/Mastermind-v0", length=5, colours=9, guesses=12)
-    assert all(play(large, large.unwrapped.solver(), seed)[0] for seed in range(5))
-
-
-def test_the_demonstrator_is_clearly_between_random_and_solver():
-    env = envgym.make("envgym/Mastermind-v0")
-    rate = np.mean([play(env, env.unwrapped.demonstrator(np.random.default_rng([s, 1])), s)[0] for s in range(300)])
-    assert 0.55 < rate < 0.82
-
-
-def test_the_environment_passes_every_check_and_can_be_pickled():
-    envgym.check_env("envgym/Mastermind-v0").raise_if_failed()
-    env = with_secret("1234")
-    assert pickle.loads(pickle.dumps(env)).step("1122") == env.step("1122")
+    env.reset(seed=0)
+    assert env.step("?").observation.endswith("2 left") and env.step("?").observation.endswith("1 left")
+    step = env.step("?")
+    assert step.terminated and step.info["success"] is False and step.info["action_error"]

@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 
-import envgym
 from envgym.environments.sql_analyst import SqlAnalyst
 from envgym.environments.sql_analyst.database import Database, QueryError
 from envgym.environments.sql_analyst.nesting import MAX_SUBQUERIES, num_subqueries
@@ -60,18 +59,6 @@ def start(answer, tables, shop=TINY, **kwargs):
 
 def query(env, sql):
     return env.step(format_call("query", {"sql": sql}, env.call_format))
-
-
-def play(env, player, seed):
-    observation, info = env.reset(seed=seed)
-    components = {}
-    while True:
-        step = env.step(player.act(observation, info))
-        for name, value in step.info["reward_components"].items():
-            components[name] = components.get(name, 0.0) + value
-        if step.terminated or step.truncated:
-            return step.info["success"], components
-        observation, info = step.observation, step.info
 
 
 def test_there_are_many_kinds_of_questions_over_one_to_four_tables():
@@ -282,7 +269,7 @@ def test_steps_may_run_in_other_threads():
     assert seen == ["COUNT(*)\n80"] * 3
 
 
-def test_an_episode_can_be_pickled_in_the_middle():
+def test_an_episode_can_be_pickled_while_its_database_is_open():
     env = start(3, ["orders"])
     query(env, "SELECT 1")
     copy = pickle.loads(pickle.dumps(env))
@@ -304,40 +291,6 @@ def test_arguments_choose_the_questions():
     shop = draw_shop(rng)
     for number in (1, 2, 3, 4):
         assert all(len(draw_question(shop, (number, number), rng)[0].tables) == number for _ in range(10))
-    for arguments in ({"tables": 0}, {"tables": 5}, {"tables": (3, 2)}, {"call_format": "x"}):
-        with pytest.raises(ValueError, match=next(iter(arguments))):
-            SqlAnalyst(**arguments)
-
-
-def test_the_limit_of_turns_truncates():
-    env = envgym.make("envgym/SqlAnalyst-v0")
-    env.reset(seed=0)
-    steps = [env.step("list_tables()") for _ in range(16)]
-    assert [step.truncated for step in steps] == [False] * 15 + [True]
-    assert steps[-1].info["truncation_reason"] == "max_turns" and steps[-1].info["success"] is False
-    env.close()
-
-
-@pytest.mark.parametrize("call_format", ["function", "hermes"])
-def test_the_solver_succeeds_on_every_seed(call_format):
-    env = envgym.make("envgym/SqlAnalyst-v0", call_format=call_format)
-    for seed in range(120):
-        success, components = play(env, env.unwrapped.solver(), seed)
-        assert success and components == pytest.approx(
-            {"tables": 0.02, "describe": 0.08, "query": 0.1, "found": 0.2, "answer": 1.0}
-        )
-    env.close()
-
-
-def test_the_demonstrator_is_clearly_between_random_and_solver():
-    env = envgym.make("envgym/SqlAnalyst-v0")
-    rate = np.mean([play(env, env.unwrapped.demonstrator(np.random.default_rng([s, 1])), s)[0] for s in range(200)])
-    env.close()
-    assert 0.38 < rate < 0.65
-
-
-def test_the_environment_passes_every_check():
-    envgym.check_env("envgym/SqlAnalyst-v0").raise_if_failed()
 
 
 ENDLESS = (

@@ -2,15 +2,12 @@
 
 import random
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import envgym
-from envgym.errors import MissingDependencyError
 
 pytest.importorskip("textarena", reason="pip install 'envgym[textarena]'")
 
@@ -68,14 +65,6 @@ CHECKED = (
     "TextArenaBandit",
     "TextArenaSlitherlink",
 )
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in CHECKED else pytest.param(name, marks=pytest.mark.slow) for name in GAMES]
-)
-def test_it_passes_every_check(name):
-    report = envgym.check_env(f"envgym/{name}-v0")
-    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("name", marked(SOLVED))
@@ -277,49 +266,3 @@ def test_breadth_first_finds_a_shortest_way_by_hand():
     roads = {1: [("a", 2), ("b", 3)], 2: [("c", 4)], 3: [("d", 4), ("e", 5)], 4: [("f", 5)], 5: []}
     assert breadth_first(1, roads.__getitem__, lambda place: place == 5) == ["[b]", "[e]"]
     assert breadth_first(4, roads.__getitem__, lambda place: place == 1) == []
-
-
-def test_the_demonstrator_is_clumsy():
-    for name, low, high in (("FrozenLake", 0.1, 0.9), ("ThreeCardMonte", 0.4, 0.9), ("Bandit", 0.3, 0.9)):
-        env = envgym.make(f"envgym/TextArena{name}-v0")
-        wins = [
-            play(env, lambda base, s=seed: base.demonstrator(np.random.default_rng([s, 1])), seed)[-1].info["success"]
-            for seed in range(60)
-        ]
-        assert low <= np.mean(wins) < high, name
-
-
-def test_episodes_in_threads_are_those_played_alone():
-    tasks = [
-        (name, seed)
-        for name in (
-            "TextArena2048",
-            "TextArenaBandit",
-            "TextArenaBlackjack",
-            "TextArenaMinesweeper",
-            "TextArenaSecretary",
-        )
-        for seed in range(6)
-    ]
-
-    def episode(task):
-        env = make(task[0])
-        return play(env, lambda base: base.demonstrator(np.random.default_rng(task[1])), task[1], limit=40)
-
-    before = global_state()
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(episode, tasks * 2)) == [episode(task) for task in tasks] * 2
-    assert global_state() == before
-
-
-def test_the_package_is_imported_on_use_and_missed_with_a_hint(monkeypatch):
-    code = (
-        "import sys, random, envgym; envgym.spec('envgym/TextArenaBandit-v0'); assert 'textarena' not in sys.modules;"
-        "state = random.getstate(); env = envgym.make('envgym/TextArenaBandit-v0'); env.reset(seed=0);"
-        "assert random.getstate() == state and 'textarena' in sys.modules"
-    )
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    assert result.stdout == result.stderr == b""
-    monkeypatch.setitem(sys.modules, "textarena.envs.registration", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'envgym\[textarena\]'"):
-        make("TextArenaBandit")

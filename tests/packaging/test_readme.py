@@ -13,7 +13,7 @@ import pytest
 
 import envgym
 from envgym.cli import main
-from envgym.cli.command import _parser
+from envgym.cli.main import parser
 from envgym.training import recipes
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_the_readme_has_commands():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_is_one(command):
-    assert callable(_parser().parse_args(shlex.split(command)[1:]).run)
+    assert callable(parser().parse_args(shlex.split(command)[1:]).run)
 
 
 def test_each_run_folder_of_the_readme_is_written_once():
