@@ -50,9 +50,9 @@ def _eval(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from envgym.cli.tables import named, print_tables, report_tables
-    from envgym.evaluation.rows import failure_lines
+    from envgym.evaluation.metrics import SuccessRate
+    from envgym.evaluation.results import failure_lines
     from envgym.evaluation.runner import evaluate
-    from envgym.evaluation.success import SuccessRate
     from envgym.training.progress import ProgressDisplay
 
     agent_kwargs: dict[str, Any] = {"greedy": True} if arguments.greedy else {}

@@ -11,8 +11,7 @@ from rich.segment import Segments
 from rich.table import Table
 
 from envgym.evaluation.comparison import Comparison
-from envgym.evaluation.results import EnvironmentReport
-from envgym.evaluation.rows import report_rows, side_by_side
+from envgym.evaluation.results import EnvironmentReport, report_rows, side_by_side
 from envgym.types import Trajectory
 
 _UNLIMITED = 100_000

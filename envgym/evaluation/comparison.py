@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envgym.evaluation.identity import differences
-from envgym.evaluation.metrics import paired_difference
+from envgym.evaluation.metrics import paired_difference, reporting, verdict
 from envgym.evaluation.results import OVERALL
-from envgym.evaluation.results_folder import Results, read_results
-from envgym.evaluation.success import reporting, verdict
+from envgym.evaluation.results_folder import Results, differences, read_results
 from envgym.types import Trajectory
 
 Task = tuple[str, int]

@@ -13,9 +13,15 @@ from envgym.agent import Agent, Player
 from envgym.agents.registry import list_agents, make_agent
 from envgym.env import TextEnv
 from envgym.errors import EnvGymError, UnplayableError
-from envgym.evaluation.identity import agent_identity, env_identity
 from envgym.evaluation.results import Evaluation, TokenUsage
-from envgym.evaluation.results_folder import EpisodeKey, EpisodeRecord, ResultsFolder, evaluation_of
+from envgym.evaluation.results_folder import (
+    EpisodeKey,
+    EpisodeRecord,
+    ResultsFolder,
+    agent_identity,
+    env_identity,
+    evaluation_of,
+)
 from envgym.registry import make, spec
 from envgym.rollout.collector import STEP_TIMEOUT_S, Collector, EpisodeRequest
 from envgym.rollout.episode import FunctionAgent

@@ -1,8 +1,6 @@
-"""Estimators with literals, reports by hand, and evaluations that can be repeated."""
+"""Reports by hand, and evaluations that can be repeated."""
 
 import dataclasses
-import itertools
-import math
 import random
 
 import pytest
@@ -10,64 +8,8 @@ from fakes import Countdown, registered
 
 from envgym import Trajectory, TruncationReason, Turn, evaluate
 from envgym.agent import Agent, Player
-from envgym.evaluation.metrics import clustered_standard_error, pass_at_k, pass_hat_k
+from envgym.evaluation.metrics import clustered_standard_error
 from envgym.evaluation.results import EnvironmentReport, summarise
-
-
-def test_pass_at_k_literals():
-    assert pass_at_k(5, 2, 1) == pytest.approx(0.4)
-    assert pass_at_k(5, 2, 2) == pytest.approx(0.7)  # 1 - C(3, 2) / C(5, 2)
-    assert pass_at_k(5, 0, 3) == 0.0
-    assert pass_at_k(5, 1, 3) == pytest.approx(0.6)
-    assert pass_at_k(5, 5, 5) == 1.0
-    assert pass_at_k(5, 3, 4) == 1.0  # four attempts cannot all be among two failures
-
-
-def test_pass_hat_k_literals():
-    assert pass_hat_k(5, 2, 1) == pytest.approx(0.4)
-    assert pass_hat_k(5, 2, 2) == pytest.approx(0.1)  # C(2, 2) / C(5, 2)
-    assert pass_hat_k(5, 2, 3) == 0.0
-    assert pass_hat_k(5, 5, 4) == 1.0
-    assert pass_hat_k(5, 0, 1) == 0.0
-
-
-@pytest.mark.parametrize(("n", "c"), [(4, 1), (5, 3), (6, 0)])
-def test_both_equal_the_share_among_all_choices_of_k_attempts(n, c):
-    attempts = [True] * c + [False] * (n - c)
-    for k in range(1, n + 1):
-        choices = list(itertools.combinations(attempts, k))
-        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, choices)) / len(choices))
-        assert pass_hat_k(n, c, k) == pytest.approx(sum(map(all, choices)) / len(choices))
-
-
-@pytest.mark.parametrize(("n", "c", "k"), [(0, 0, 1), (3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)])
-def test_numbers_out_of_range_are_refused(n, c, k):
-    for estimator in (pass_at_k, pass_hat_k):
-        with pytest.raises(ValueError, match="attempts"):
-            estimator(n, c, k)
-
-
-def test_clustered_standard_error_literals():
-    assert clustered_standard_error([1, 0, 1, 0], "abcd") == pytest.approx(0.25)
-    assert clustered_standard_error([1, 1, 0, 0], "aabb") == pytest.approx(math.sqrt(2) / 4)
-    assert clustered_standard_error([1, 0, 1, 0], "aabb") == 0.0
-    assert clustered_standard_error([3.5], "a") == 0.0
-
-
-def test_clusters_of_one_give_the_usual_standard_error():
-    rng = random.Random(0)
-    scores = [rng.random() for _ in range(50)]
-    mean = sum(scores) / 50
-    want = math.sqrt(sum((s - mean) ** 2 for s in scores) / 50 / 50)
-    assert clustered_standard_error(scores, range(50)) == pytest.approx(want)
-
-
-def test_standard_errors_of_nothing_or_of_nan_are_refused():
-    for scores, clusters in (([], []), ([1.0], ["a", "b"])):
-        with pytest.raises(ValueError, match="same length"):
-            clustered_standard_error(scores, clusters)
-    with pytest.raises(ValueError, match="finite; leave failed episodes out"):
-        clustered_standard_error([math.nan], ["a"])
 
 
 def episode(seed, rewards, *, success=None, ending="terminated", errors=0, failure=None):
