@@ -1,9 +1,8 @@
 """Generalised advantage estimation over action tokens, over turns, and over both; and where a step's reward goes.
 
-The functions are pure functions of [B, T] tensors, one trajectory per row. Only action tokens take part: rows are first
-compacted to them, so neither padding, nor the observation tokens between turns, nor what rewards, values, discounts and
-turn ids hold there (NaN and inf too) can change a result. Positions outside the mask get 0. Sums are accumulated in
-float64 and returned in the dtype of the input; no gradient flows. An example:
+Pure functions of [B, T] tensors, one trajectory per row. Only action tokens take part: rows are first compacted to
+them, so nothing that padding and observation tokens hold (NaN and inf too) can change a result. Positions outside the
+mask get 0. Sums are accumulated in float64 and returned in the dtype of the input; no gradient flows. An example:
 
     token        P   P   a   a   O   O   a   pad        P prompt, O observation, a sampled by the policy
     action_mask  0   0   1   1   0   0   1   0
@@ -11,9 +10,8 @@ float64 and returned in the dtype of the input; no gradient flows. An example:
     values       -   -  V_0 V_1  -   -  V_2  -          V_k: state *before* action token k
     rewards      -   -   0  r_0  -   -  r_1  -          reward of step n on the last action token of turn n
 
-Folded context: when a trajectory was split into segments because its context was compacted, concatenate the segments on
-the token axis into one row. As only action tokens count, the last action token of a segment then bootstraps from the
-first action state of the next, and the prompt and summary that a new segment repeats are skipped like any observation.
+Folded context: concatenate the segments of a trajectory on the token axis into one row. The last action token of a
+segment then bootstraps from the first action state of the next; what a segment repeats is skipped like an observation.
 """
 
 from __future__ import annotations
@@ -57,17 +55,10 @@ def gae_advantages(
     Raises:
         ValueError: wrong rank, dtype or shape; discount or lam outside [0, 1] on an action token.
     """
-    _check(rewards, values, action_mask, bootstrap_value)
-    rows, cols = action_mask.nonzero(as_tuple=True)
-    out = _gae(
-        rewards[rows, cols].double(),
-        values[rows, cols].double(),
-        bootstrap_value.double(),
-        rows,
-        _coefficient(discount, "discount", action_mask, rows, cols),
-        _coefficient(lam, "lam", action_mask, rows, cols),
-    )
-    return _placed(out, rows, cols, rewards)
+    rows, cols, r, v = _compacted(rewards, values, action_mask, bootstrap_value)
+    discounts = _coefficient(discount, "discount", action_mask)[rows, cols]
+    lams = _coefficient(lam, "lam", action_mask)[rows, cols]
+    return _placed(_gae(r, v, bootstrap_value.double(), rows, discounts, lams), rows, cols, rewards)
 
 
 @torch.no_grad()
@@ -137,7 +128,7 @@ def turn_advantages(
     lam: float,
     steps: Tensor | None = None,
 ) -> Tensor:
-    """The advantage of each turn, taken as one decision, on every action token of the turn.
+    """The advantage of each turn, taken as one decision, on each of its action tokens.
 
         delta_n = R_n + gamma^s * V_{n+1} - V_n        A_n = delta_n + gamma^s * lam * A_{n+1}
 
@@ -158,15 +149,12 @@ def turn_advantages(
     Raises:
         ValueError: as `gae_advantages` and `turn_steps`.
     """
-    _check(rewards, values, action_mask, bootstrap_value)
+    rows, cols, r, v = _compacted(rewards, values, action_mask, bootstrap_value)
     _check_unit_interval(gamma=gamma, lam=lam)
-    rows, cols = action_mask.nonzero(as_tuple=True)
     flat, starts, ends = _turns(turn_steps(turn_ids, action_mask) if steps is None else steps, rows, cols)
-    exact = rewards[rows, cols].double()
     decision = starts.long().cumsum(0) - 1
-    turn_rewards = exact.new_zeros(int(starts.sum())).index_add_(0, decision, exact)
-    turn_values = values[rows, cols].double()[starts]
-    by_turn = _gae(turn_rewards, turn_values, bootstrap_value.double(), rows[starts], gamma ** flat[ends], lam)
+    turn_rewards = r.new_zeros(int(starts.sum())).index_add_(0, decision, r)
+    by_turn = _gae(turn_rewards, v[starts], bootstrap_value.double(), rows[starts], gamma ** flat[ends], lam)
     return _placed(by_turn[decision], rows, cols, rewards)
 
 
@@ -194,11 +182,9 @@ def bilevel_advantages(
     action token per turn this is `turn_advantages`, whose arguments, shapes and errors it has. Source: VAGEN,
     2510.16907, bi-level GAE.
     """
-    _check(rewards, values, action_mask, bootstrap_value)
+    rows, cols, r, v = _compacted(rewards, values, action_mask, bootstrap_value)
     _check_unit_interval(gamma_turn=gamma_turn, lam_turn=lam_turn, gamma_token=gamma_token, lam_token=lam_token)
-    rows, cols = action_mask.nonzero(as_tuple=True)
     flat, starts, ends = _turns(turn_steps(turn_ids, action_mask) if steps is None else steps, rows, cols)
-    r, v = rewards[rows, cols].double(), values[rows, cols].double()
     by_turn = _gae(r[ends], v[starts], bootstrap_value.double(), rows[starts], gamma_turn ** flat[ends], lam_turn)
     # A turn's last token restarts the recursion at A_n: its delta is A_n and nothing flows in from the next turn.
     delta = r + gamma_token * v.roll(-1) - v
@@ -308,8 +294,10 @@ def place_rewards(step_rewards: Tensor, turn_ids: Tensor, action_mask: Tensor) -
     return out.to(step_rewards.dtype)
 
 
-def _check(rewards: Tensor, values: Tensor, action_mask: Tensor, bootstrap_value: Tensor) -> None:
-    """The checks that all estimators share."""
+def _compacted(
+    rewards: Tensor, values: Tensor, action_mask: Tensor, bootstrap_value: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows and columns of the action tokens, their rewards and values in float64 [M]; what all estimators check."""
     check_token_tensors(action_mask, "action_mask", rewards=rewards, values=values)
     if values.dtype != rewards.dtype:
         raise ValueError(f"rewards and values must have one dtype, got {rewards.dtype} and {values.dtype}.")
@@ -318,6 +306,8 @@ def _check(rewards: Tensor, values: Tensor, action_mask: Tensor, bootstrap_value
             f"bootstrap_value must be floating [B] = [{action_mask.shape[0]}], got {bootstrap_value.dtype} "
             f"{list(bootstrap_value.shape)}. It holds one value per trajectory, 0 for those that terminated."
         )
+    rows, cols = action_mask.nonzero(as_tuple=True)
+    return rows, cols, rewards[rows, cols].double(), values[rows, cols].double()
 
 
 def _check_unit_interval(**numbers: float) -> None:
@@ -326,22 +316,17 @@ def _check_unit_interval(**numbers: float) -> None:
             raise ValueError(f"{name} must lie in [0, 1], got {number}.")
 
 
-def _coefficient(given: float | Tensor, name: str, action_mask: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """A float, [B] or [B, T] coefficient as float64 [M], one entry per action token."""
+def _coefficient(given: float | Tensor, name: str, action_mask: Tensor) -> Tensor:
+    """A float, [B] or [B, T] coefficient as float64 [B, T]."""
     tensor = torch.as_tensor(given, dtype=torch.float64, device=action_mask.device)
-    if tensor.ndim == 0:
-        flat = tensor.expand(rows.shape)
-    elif tensor.shape == action_mask.shape[:1]:
-        flat = tensor[rows]
-    elif tensor.shape == action_mask.shape:
-        flat = tensor[rows, cols]
-    else:
+    if tensor.ndim > 2 or tensor.shape != action_mask.shape[: tensor.ndim]:
         raise ValueError(
             f"{name} must be a float, [B] or [B, T] with [B, T] = {list(action_mask.shape)}, got {list(tensor.shape)}."
         )
-    if not bool(((flat >= 0) & (flat <= 1)).all()):
+    tensor = (tensor[:, None] if tensor.ndim == 1 else tensor).expand(action_mask.shape)
+    if not bool(((tensor >= 0) & (tensor <= 1) | ~action_mask).all()):
         raise ValueError(f"{name} must lie in [0, 1] on every action token.")
-    return flat
+    return tensor
 
 
 def _turns(steps: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
