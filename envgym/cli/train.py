@@ -160,8 +160,9 @@ def _changed(fields: dict[str, Any], arguments: argparse.Namespace) -> TrainConf
         changes += [f"policy.urls={json.dumps(urls)}", "policy.colocated=false"]
     unions = {name: field for name, field in TrainConfig.model_fields.items() if field.discriminator is not None}
     for name, field in unions.items():
-        if name not in fields:
-            fields[name] = field.get_default(call_default_factory=True).model_dump(mode="json")
+        default = field.get_default(call_default_factory=True).model_dump(mode="json")
+        if isinstance(section := fields.get(name, default), dict):
+            fields[name] = {"kind": default["kind"], **section}
     return TrainConfig.model_validate(assign(fields, [*changes, *arguments.set], kinds=unions))
 
 

@@ -1,7 +1,6 @@
 """The command line: its answers to mistakes, own environments in every command, and how one leaves it."""
 
 import io
-import itertools
 import json
 import os
 import pty
@@ -19,11 +18,7 @@ from rich.console import Console
 from envgym.cli import main
 from envgym.cli.main import parser
 from envgym.cli.tables import print_tables, report_tables
-from envgym.config import FolderModel, SGLangPolicyConfig
-from envgym.errors import ServerError
 from envgym.evaluation.results import EnvironmentReport, summarise
-from envgym.training.recipes import RECIPES
-from envgym.training.run_folder import RunFolder
 from envgym.types import Trajectory, Turn
 
 HERE = Path(__file__).parent
@@ -97,62 +92,56 @@ HIGHER_LOWER = "envgym/HigherLower-v0"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("typed", "message"),
     [
-        (["eval", "--agent", "random", "--greedy", "--env", HIGHER_LOWER], "agent 'random' cannot be made with"),
-        (["eval", "--agent", "solver", "--greedy", "--env", HIGHER_LOWER], "agent 'solver' cannot be made with"),
-        (["eval", "--agent", "human", "--greedy", "--env", HIGHER_LOWER], "agent 'human' cannot be made with"),
-        (["eval", "--agent", "random", "--env", "nomodule:mine/X-v0"], "there is no module 'nomodule' to import"),
-        (["eval", "--agent", "random", "--env", "own_games.sub:mine/X-v0"], "there is no module 'own_games.sub'"),
-        (
-            ["eval", "--agent", "random", "--env", "other/X-v0"],
-            r"under 'other/'.*let it be imported: 'MODULE:other/X-v0'",
-        ),
-        (["eval", "--agent", "random", "--env", "own_games:mine/Duoble-v0"], "Did you mean 'mine/Double-v0'?"),
-        (
-            ["eval", "--agent", "random", "--env", "own_games:mine/Zebra-v0"],
-            "only mine/Double-v0, mine/DoubleEndless-v0",
-        ),
-        (["eval", "--agent", "random", "--env", OWN, "--env-arg", "size=x"], "cannot be made with size='x'"),
-        (["eval", "--agent", "random", "--env", OWN, "--env-arg", "sise=2"], "takes no argument 'sise'"),
-        (["eval", "--agent", "random", "--env", OWN, "--env-arg", "size"], "--env-arg takes FIELD=VALUE"),
-        (["eval", "--agent", "random", "--env", HIGHER_LOWER, "--episodes", "9" * 15], "at most 1,000,000 episodes"),
-        (["eval", "--agent", "FILE", "--env", HIGHER_LOWER], "no agent can be made from the file"),
-        (["eval", "--agent", "FOLDER", "--env", HIGHER_LOWER], "neither a run.* nor a whole model folder"),
-        (["eval", "--agent", "random", "--env", HIGHER_LOWER, "--results", "FILE"], "is a file"),
-        (["eval", "--agent", "random", "--env", HIGHER_LOWER, "--trajectories", "FOLDER"], "Is a directory"),
-        (["eval", "--agent", "random", "--env", HIGHER_LOWER, "--trajectories", "FOLDER/no/t.jsonl"], "No such file"),
-        (["play", "own_games:mine/Zebra-v0", "--agent", "random"], "Unknown environment"),
-        (["play", OWN, "--agent", "randm"], "Did you mean 'random'?"),
-        (["play", OWN, "--agent", "random", "--env-arg", "size=x"], "cannot be made with"),
-        (["info", "nomodule:mine/X-v0"], "there is no module"),
-        (["info", OWN, "--env-arg", "sise=2"], "takes no argument"),
-        (["check", OWN, "--env-arg", "sise=2"], "takes no argument"),
-        (["serve-tools", OWN, "--env-arg", "sise=2"], "takes no argument"),
-        (["compare", "FOLDER", "FOLDER"], "holds no results"),
-        (["compare", "FILE", "FILE"], "is not a folder"),
-        (["train", "FILE"], "is not valid JSON"),
-        (["train", "LIST"], "holds no configuration: a JSON object is expected, not list"),
-        (["train", "FOLDER"], "is a folder; continue a run with --resume"),
-        (["train", "nonsense"], "neither a recipe"),
-        (["train"], "name a recipe"),
-        (["train", "quickstart", "--set", "env=3"], "env: "),
-        (["train", "quickstart", "--set", "seed"], "--set takes FIELD=VALUE"),
-        (["train", "--resume", "FOLDER"], "holds no run"),
-        (["train", "--resume", "FILE"], "holds no run"),
-        (["export", "FOLDER"], "holds no run"),
-        (["export", "FOLDER/nowhere"], "holds no run"),
-        (["new", "1bad", "--dir", "FOLDER"], "cannot name a package"),
-        (["list", "--tag", "nonsense"], "no environment has the tag"),
+        (f"eval --agent random --greedy --env {HIGHER_LOWER}", "agent 'random' cannot be made with"),
+        (f"eval --agent solver --greedy --env {HIGHER_LOWER}", "agent 'solver' cannot be made with"),
+        (f"eval --agent human --greedy --env {HIGHER_LOWER}", "agent 'human' cannot be made with"),
+        ("eval --agent random --env nomodule:mine/X-v0", "there is no module 'nomodule' to import"),
+        ("eval --agent random --env own_games.sub:mine/X-v0", "there is no module 'own_games.sub'"),
+        ("eval --agent random --env other/X-v0", "under 'other/'.*let it be imported: 'MODULE:other/X-v0'"),
+        ("eval --agent random --env own_games:mine/Duoble-v0", "Did you mean 'mine/Double-v0'?"),
+        ("eval --agent random --env own_games:mine/Zebra-v0", "only mine/Double-v0, mine/DoubleEndless-v0"),
+        (f"eval --agent random --env {OWN} --env-arg size=x", "cannot be made with size='x'"),
+        (f"eval --agent random --env {OWN} --env-arg sise=2", "takes no argument 'sise'"),
+        (f"eval --agent random --env {OWN} --env-arg size", "--env-arg takes FIELD=VALUE"),
+        (f"eval --agent random --env {HIGHER_LOWER} --episodes 999999999999999", "at most 1,000,000 episodes"),
+        (f"eval --agent FILE --env {HIGHER_LOWER}", "no agent can be made from the file"),
+        (f"eval --agent FOLDER --env {HIGHER_LOWER}", "neither a run.* nor a whole model folder"),
+        (f"eval --agent random --env {HIGHER_LOWER} --results FILE", "is a file"),
+        (f"eval --agent random --env {HIGHER_LOWER} --trajectories FOLDER", "Is a directory"),
+        (f"eval --agent random --env {HIGHER_LOWER} --trajectories FOLDER/no/t.jsonl", "No such file"),
+        ("play own_games:mine/Zebra-v0 --agent random", "Unknown environment"),
+        (f"play {OWN} --agent randm", "Did you mean 'random'?"),
+        (f"play {OWN} --agent random --env-arg size=x", "cannot be made with"),
+        ("info nomodule:mine/X-v0", "there is no module"),
+        (f"info {OWN} --env-arg sise=2", "takes no argument"),
+        (f"check {OWN} --env-arg sise=2", "takes no argument"),
+        (f"serve-tools {OWN} --env-arg sise=2", "takes no argument"),
+        ("compare FOLDER FOLDER", "holds no results"),
+        ("compare FILE FILE", "is not a folder"),
+        ("train FILE", "is not valid JSON"),
+        ("train LIST", "holds no configuration: a JSON object is expected, not list"),
+        ("train FOLDER", "is a folder; continue a run with --resume"),
+        ("train nonsense", "neither a recipe"),
+        ("train", "name a recipe"),
+        ("train quickstart --set env=3", "env: "),
+        ("train quickstart --set policy_loss.clip_low=0.1", "the section 'policy_loss' is called 'loss' now"),
+        ("train quickstart --set seed", "--set takes FIELD=VALUE"),
+        ("train --resume FOLDER", "holds no run"),
+        ("train --resume FILE", "holds no run"),
+        ("export FOLDER", "holds no run"),
+        ("export FOLDER/nowhere", "holds no run"),
+        ("new 1bad --dir FOLDER", "cannot name a package"),
+        ("list --tag nonsense", "no environment has the tag"),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(tmp_path, capsys, arguments, message):
+def test_a_mistake_is_answered_in_one_line(tmp_path, capsys, typed, message):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"\xff\xfe not json")
     (tmp_path / "list").write_text("[1]")
     places = {"FOLDER": tmp_path / "folder", "FILE": tmp_path / "file", "LIST": tmp_path / "list"}
-    given = [re.sub("FOLDER|FILE|LIST", lambda match: str(places[match[0]]), argument) for argument in arguments]
-    assert main(given) == 2
+    assert main(re.sub("FOLDER|FILE|LIST", lambda match: str(places[match[0]]), typed).split()) == 2
     errors = capsys.readouterr().err
     assert re.search(message.replace("?", r"\?"), errors), errors
     assert errors.startswith("envgym: ") and errors.count("\n") == 1
@@ -393,104 +382,6 @@ def test_an_agent_can_be_watched_where_there_is_no_end(capsys):
 def test_a_failure_while_an_agent_plays_is_an_exit_status(capsys):
     assert main(["play", OWN, "--agent", "solver", "--env-arg", "broken=true"]) == 1
     assert "failed: OSError: no board" in capsys.readouterr().out
-
-
-def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    import envgym.training
-
-    def interrupted(config, *, resume):
-        config.run_dir.mkdir(parents=True, exist_ok=True)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(envgym.training, "train", interrupted)
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "quickstart"]) == 130
-    shown = capsys.readouterr().err
-    assert "there is no checkpoint yet; the same command with --run-dir runs/quickstart starts again" in shown
-    assert main(["train", "quickstart", "--run-dir", "runs/a"]) == 130
-    assert "there is no checkpoint yet; the same command starts again" in capsys.readouterr().err
-    (tmp_path / "runs/a/checkpoints/.000000.partial").mkdir(parents=True)
-    assert main(["train", "quickstart", "--run-dir", "runs/a"]) == 130
-    assert "there is no checkpoint yet" in capsys.readouterr().err
-    (tmp_path / "runs/a/checkpoints/000000").mkdir()
-    assert main(["train", "quickstart", "--run-dir", "runs/a"]) == 130
-    assert "continue with `envgym train --resume runs/a`" in capsys.readouterr().err
-
-
-def test_an_error_that_ends_a_run_says_how_to_go_on_below_it(monkeypatch, capsys):
-    import envgym.training
-
-    def failing(config, *, resume):
-        error = ServerError("no server answers")
-        error.add_note("continue from iteration 3 with `envgym train --resume runs/a`")
-        raise error
-
-    monkeypatch.setattr(envgym.training, "train", failing)
-    assert main(["train", "quickstart"]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "envgym: no server answers",
-        "envgym: continue from iteration 3 with `envgym train --resume runs/a`",
-    ]
-
-
-# -- what is trained -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def configured(monkeypatch):
-    """The configuration that a command line trains with."""
-    import envgym.training
-
-    seen = []
-
-    def train(config, *, resume):
-        seen.append(config)
-        raise ServerError("seen")
-
-    monkeypatch.setattr(envgym.training, "train", train)
-
-    def configured(*arguments):
-        assert main(["train", *map(str, arguments)]) == 2
-        return seen.pop()
-
-    return configured
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(["model.kind=folder", "model.path=m2", "seed=4"])))
-def test_another_kind_of_a_section_starts_from_its_defaults_in_any_order(configured, order):
-    config = configured("quickstart", *(part for change in order for part in ("--set", change)))
-    assert config.model == FolderModel(path="m2") and config.seed == 4
-
-
-def test_a_kind_that_is_there_already_keeps_its_fields(configured):
-    config = configured("quickstart", "--set", "model.num_layers=3", "--set", "model.kind=new")
-    assert config.model == RECIPES["quickstart"]("r").model.model_copy(update={"num_layers": 3})
-
-
-def test_a_kind_is_only_what_the_configuration_calls_one(configured, tmp_path):
-    """An environment may have an argument of that name, and a file need not name every section."""
-    config = configured("quickstart", "--set", 'env.kwargs={"kind": "a", "size": 3}', "--set", "env.kwargs.kind=b")
-    assert config.env.kwargs == {"kind": "b", "size": 3}
-    (tmp_path / "c.json").write_text('{"run_dir": "r", "env": {"id": "envgym/Upkeep-v0"}}')
-    assert configured(tmp_path / "c.json", "--set", "model.hidden_size=32").model.hidden_size == 32
-    policy = configured(tmp_path / "c.json", "--set", "policy.urls=[]", "--set", "policy.kind=sglang").policy
-    assert policy == SGLangPolicyConfig()
-
-
-def test_a_run_is_resumed_with_servers_at_other_addresses(configured, tmp_path):
-    begun = configured(
-        "quickstart", "--run-dir", tmp_path / "run", "--policy", "sglang", "--set", "policy.colocated=true"
-    )
-    RunFolder.create(begun).close()
-    moved = configured("--resume", tmp_path / "run", "--url", "http://b:1", "--url", "http://c:2")
-    assert moved.policy == SGLangPolicyConfig(urls=("http://b:1", "http://c:2"))
-    RunFolder.reopen(moved).close()
-    assert configured("--resume", tmp_path / "run") == moved
-    back = configured("--resume", tmp_path / "run", "--set", "policy.urls=[]", "--set", "num_iterations=99")
-    assert back == moved.model_copy(update={"policy": SGLangPolicyConfig(), "num_iterations": 99})
-    for others in (["quickstart"], ["--seed", "1"], ["--run-dir", "other"], ["--set", "run_dir=other"]):
-        with pytest.raises(IndexError):  # nothing is trained
-            configured("--resume", tmp_path / "run", *others)
 
 
 # -- how one leaves --------------------------------------------------------------------------------------------------
