@@ -210,16 +210,13 @@ def merged(collected: Collection, again: Collection) -> Collection:
         collected: With missing episodes.
         again: One request for each of them, in order.
     """
-    finished, replaced = iter(collected.trajectories), iter(again.trajectories)
-    trajectories, missing = [], []
-    places = {index: place for place, index in enumerate(collected.missing)}
-    for index in range(len(collected.trajectories) + len(collected.missing)):
-        if index not in places:
-            trajectories.append(next(finished))
-        elif places[index] in again.missing:
+    trajectories, replayed = list(collected.trajectories), iter(again.trajectories)
+    missing: list[int] = []
+    for place, index in enumerate(collected.missing):
+        if place in again.missing:
             missing.append(index)
         else:
-            trajectories.append(next(replaced))
+            trajectories.insert(index - len(missing), next(replayed))
     return replace(
         collected,
         trajectories=tuple(trajectories),

@@ -54,16 +54,22 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_failure(tmp_pat
     train(tiny(tmp_path / "next", env={"id": registered("Alive")}, **SHORT), progress=False)  # nothing is stuck
 
 
-def test_an_unknown_environment_is_named_with_the_nearest(tmp_path):
-    with pytest.raises(UnknownIdError, match=r"'envgym/PointerChas-v0'. Did you mean 'envgym/PointerChase-v0'\?"):
-        train(tiny(tmp_path / "run", env={"id": "envgym/PointerChas-v0"}), progress=False)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_wrong_argument_of_the_environment_is_named(tmp_path):
-    with pytest.raises(ValueError, match="takes no argument 'hop'; it takes max_turns, checks, hops"):
-        train(tiny(tmp_path / "run", env={"id": "envgym/PointerChase-v0", "kwargs": {"hop": 1}}), progress=False)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("sections", "kind", "said"),
+    [
+        ({"env": {"id": "envgym/PointerChas-v0"}}, UnknownIdError, r"Did you mean 'envgym/PointerChase-v0'\?"),
+        (
+            {"env": {"id": "envgym/PointerChase-v0", "kwargs": {"hop": 1}}},
+            ValueError,
+            "takes no argument 'hop'; it takes .*hops",
+        ),
+        ({"model": {"kind": "folder", "path": "nowhere"}}, ModelError, "The model folder 'nowhere' does not exist"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_leaves_no_run_behind(tmp_path, sections, kind, said):
+    with pytest.raises(kind, match=said):
+        train(tiny(tmp_path / "run", **sections), progress=False)
+    assert not (tmp_path / "run").exists()  # so that the same command works once the mistake is corrected
 
 
 @pytest.mark.parametrize(
@@ -100,13 +106,6 @@ def test_a_run_folder_in_use_is_refused_and_left_alone(tmp_path):
         train(tiny(tmp_path), progress=False)
     with pytest.raises(ValueError, match="is not an empty folder"):
         train(tiny(tmp_path / "thesis.txt"), progress=False)
-
-
-def test_a_missing_model_folder_is_named_and_leaves_no_run_behind(tmp_path):
-    config = tiny(tmp_path / "run", model={"kind": "folder", "path": str(tmp_path / "nowhere")})
-    with pytest.raises(ModelError, match=r"The model folder '.*nowhere' does not exist"):
-        train(config, progress=False)
-    assert not (tmp_path / "run").exists()  # so that the same command works once the path is right
 
 
 def test_a_vocabulary_mismatch_is_named(tmp_path):
@@ -242,6 +241,7 @@ def state():
         "path": list(sys.path),
         "recursion": sys.getrecursionlimit(),
         "running": sorted(thread.name for thread in threading.enumerate()),
+        "group": torch.distributed.is_initialized(),
     }
 
 def changed(before):

@@ -1,9 +1,6 @@
 """What a run writes, records and returns."""
 
-import threading
-
 import pytest
-import torch
 from fakes import registered
 from tiny_runs import metrics_of, tiny, trajectories_of
 from transformers import AutoModelForCausalLM
@@ -83,15 +80,6 @@ def test_the_result_says_what_the_files_say(run):
     assert sum(p.numel() for p in model.parameters()) == sum(
         p.numel() for p in AutoModelForCausalLM.from_pretrained(run.run_dir / "initial_model").parameters()
     )
-
-
-def test_a_run_leaves_threads_and_process_groups_as_they_were(tmp_path):
-    threads, running = torch.get_num_threads(), set(threading.enumerate())
-    train(tiny(tmp_path / "run", **SHORT, torch_threads=1), progress=False)
-    assert torch.get_num_threads() == threads
-    assert not torch.distributed.is_initialized()
-    left = set(threading.enumerate()) - running
-    assert not [thread for thread in left if thread.name.startswith("envgym")]
 
 
 def test_no_iteration_at_all_gives_the_warm_model(tmp_path):
