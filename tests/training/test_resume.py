@@ -65,7 +65,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(uninterrupted, tmp_path, lin
     """Killed once that many iterations are logged: after 1, before its checkpoint, and after 3, past the first one."""
     config = tiny(tmp_path / "killed")
     process = subprocess.Popen(command(config), env=environment(), stderr=subprocess.PIPE)
-    log, deadline = config.run_dir / "metrics.jsonl", time.monotonic() + 120
+    log, deadline = config.run_dir / "metrics.jsonl", time.monotonic() + 300
     while not (log.exists() and log.read_text().count("\n") >= lines):
         assert process.poll() is None, process.stderr.read().decode()
         assert time.monotonic() < deadline
