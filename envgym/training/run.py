@@ -77,7 +77,11 @@ def train(
         Exception: What a callback, a logger or the learner raised. Any error that ends a run which has a checkpoint
             carries a note that says how the run goes on; so does a `KeyboardInterrupt`.
     """
-    _check_is_config(config)
+    if not isinstance(config, TrainConfig):
+        raise ValueError(
+            f"train takes an envgym.TrainConfig, not {config!r:.60}; call a function of envgym.training.recipes, make "
+            "one with TrainConfig(**fields), or read a file: TrainConfig.model_validate_json(path.read_text())"
+        )
     check_extensions(callbacks, loggers)
     config = _with_names(config, loss=loss, estimator=estimator)
     given = {"callbacks": callbacks, "loggers": loggers, "loss": loss, "estimator": estimator, "resume": resume}
@@ -107,21 +111,6 @@ def _train(config: TrainConfig, *, progress: bool, **given: Any) -> TrainResult:
             raise
         finally:
             trainer.close()
-
-
-def _check_is_config(config: Any) -> None:
-    if isinstance(config, TrainConfig):
-        return
-    if isinstance(config, str | Path):
-        got = f"the {type(config).__name__} {str(config)[:60]!r}"
-        hint = (
-            "call a function of envgym.training.recipes, or read a file: "
-            "TrainConfig.model_validate_json(path.read_text())"
-        )
-    else:
-        got = f"a {type(config).__name__}"
-        hint = "make one with TrainConfig(**fields)" if isinstance(config, dict) else "make one with TrainConfig(...)"
-    raise ValueError(f"train takes an envgym.TrainConfig, not {got}; {hint}")
 
 
 def _with_names(config: TrainConfig, *, loss: Loss | None, estimator: Estimator | None) -> TrainConfig:

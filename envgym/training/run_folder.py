@@ -196,15 +196,11 @@ def _lock(path: Path) -> IO[str]:
 def _never_began(path: Path) -> bool:
     """Whether a folder holds a run of ours that ended before its first checkpoint, and nothing else."""
     ours = {LOCK, CONFIG, METRICS, TRAJECTORIES, INITIAL_MODEL, CHECKPOINTS, EVENTS, SERVERS, f".{CONFIG}.partial"}
-    if not (path / CONFIG).is_file() or any(entry.name not in ours for entry in path.iterdir()):
-        return False
-    if has_checkpoint(path):
-        return False
     try:
-        TrainConfig.model_validate(_translated(json.loads((path / CONFIG).read_text(encoding="utf-8"))))
-    except ValueError:
+        read_config(path)
+    except CheckpointError:
         return False
-    return True
+    return not has_checkpoint(path) and all(entry.name in ours for entry in path.iterdir())
 
 
 def _differing(stored: Mapping[str, Any], asked: Mapping[str, Any], section: str = "") -> list[str]:
@@ -233,15 +229,12 @@ def read_config(run_dir: Path) -> TrainConfig:
     if not path.is_file():
         raise CheckpointError(f"'{run_dir}' holds no run (it has no {CONFIG}); start one without resume")
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return TrainConfig.model_validate({**_translated(stored), "run_dir": run_dir})
+        stored = dict(json.loads(path.read_text(encoding="utf-8")))
+        # Whichever version of envgym wrote it, in the sections of today.
+        today = {RENAMED_SECTIONS.get(name, name): section for name, section in stored.items()}
+        return TrainConfig.model_validate({**today, "run_dir": run_dir})
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"'{path}' is not a valid configuration: {error}") from error
-
-
-def _translated(stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration, whichever version of envgym wrote it, in the sections of today."""
-    return {RENAMED_SECTIONS.get(name, name): section for name, section in stored.items()}
 
 
 def _write_config(config: TrainConfig) -> None:

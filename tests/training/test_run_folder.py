@@ -74,13 +74,14 @@ def test_the_old_name_of_a_section_in_a_new_configuration_is_an_error_that_says_
         TrainConfig.model_validate({"run_dir": "x", "env": {"id": "e"}, old: {}})
 
 
-def test_a_model_folder_of_somebody_else_is_left_alone(tmp_path):
+@pytest.mark.parametrize("config", ['{"model_type": "qwen3"}', "[1]"])
+def test_a_model_folder_of_somebody_else_is_left_alone(tmp_path, config):
     (tmp_path / "checkpoints" / "checkpoint-500").mkdir(parents=True)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    (tmp_path / "config.json").write_text(config)
     with pytest.raises(ValueError):
         RunFolder.create(quickstart(tmp_path))
     assert (tmp_path / "checkpoints" / "checkpoint-500").is_dir()
-    assert (tmp_path / "config.json").read_text() == '{"model_type": "qwen3"}'
+    assert (tmp_path / "config.json").read_text() == config
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoints", "config.json"]
 
 
