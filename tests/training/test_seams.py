@@ -7,7 +7,7 @@ import json
 import pytest
 from tiny_runs import metrics_of, tiny
 
-from envgym.cli.command import main
+from envgym.cli.main import main
 from envgym.training import export_run, train
 
 SECTIONS = {
