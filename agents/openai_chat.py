@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import re
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envgym.agent import Action, Agent, Player, PromptTooLong
+from envgym.chat import ChatEndpoint, PromptRefused
 from envgym.env import TextEnv
-from envgym.errors import MissingDependencyError, UnplayableError
 from envgym.rendering import tools_for, tools_prompt
 from envgym.types import Completion, FinishReason
-
-_CONTEXT = re.compile(
-    r"context[ _]length|context[ _]window|context size|exceed_context|prompt is too long|input is too long"
-    r"|maximum number of tokens|reduce the length of|max_model_len|must be <= \d+",
-    re.IGNORECASE,
-)
-"""How servers (OpenAI, vLLM, SGLang, llama.cpp, TGI, Gemini, Anthropic) say that a prompt does not fit."""
-
-_REFUSALS = frozenset({400, 413, 422})
-"""Statuses of the server's answer to a request it will never accept."""
 
 
 class OpenAIChatAgent(Agent):
@@ -35,8 +21,7 @@ class OpenAIChatAgent(Agent):
     their answer. A call whose arguments are not valid JSON reaches the environment as it is, which says what is wrong
     with it. With `native_tools=False`, or where an environment explains its calls itself, the exchange is text only.
 
-    Connection errors, time-outs and the statuses 408, 409, 429 and 5xx are tried again with growing pauses, or after
-    the pause the server asks for. What still goes wrong fails the episode: it is recorded and not scored. A server
+    What goes wrong after all retries (see `ChatEndpoint`) fails the episode: it is recorded and not scored. A server
     that refuses the key or does not know the model ends the evaluation.
 
     A prompt the server finds too long ends the episode as a context overflow. A message cut by `max_tokens` is a cut
@@ -45,8 +30,8 @@ class OpenAIChatAgent(Agent):
 
     Args:
         model: Name of the model at the server, or `NAME@BASE_URL`; `make_agent("openai:NAME@BASE_URL")` passes it here.
-        base_url: The server's address, `http://localhost:8000/v1`; None takes OPENAI_BASE_URL, or OpenAI's own.
-        api_key: None takes OPENAI_API_KEY; a server with an address of its own may need none.
+        base_url: The server's address; see `ChatEndpoint`.
+        api_key: Its key.
         temperature: None leaves it to the server, as with the next two.
         top_p: See `SamplingParams`.
         max_tokens: Most tokens of a message. Servers that call it otherwise need `extra`.
@@ -80,49 +65,26 @@ class OpenAIChatAgent(Agent):
         max_retries: int = 5,
         name: str | None = None,
     ) -> None:
-        try:
-            import openai
-        except ImportError as error:
-            raise MissingDependencyError(
-                "a chat endpoint needs the openai package: pip install 'envgym[openai]'"
-            ) from error
-        model, base_url = _split_address(model, base_url)
-        if not model:
-            raise ValueError("name a model: openai:MODEL or openai:MODEL@http://host:port/v1")
-        if timeout_s <= 0 or max_retries < 0:
-            raise ValueError(f"timeout_s must be positive and max_retries >= 0, got {timeout_s} and {max_retries}")
+        self.endpoint = ChatEndpoint(
+            model, base_url=base_url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries
+        )
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         if greedy and temperature:
             raise ValueError(f"greedy is temperature 0, but the temperature is {temperature}")
-        self.model = model
-        self.name = name or model
-        self.base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
-        api_key = api_key or os.environ.get("OPENAI_API_KEY")
-        if not api_key and self.base_url is None:
-            raise ValueError("OpenAI's server needs a key: set OPENAI_API_KEY, or name another server's base_url")
+        self.name = name or self.endpoint.model
         self.native_tools = native_tools
         self.send_seed = send_seed
         self.max_tokens = max_tokens
         sampling = {"temperature": 0.0 if greedy else temperature, "top_p": top_p, "max_tokens": max_tokens}
         self.sampling = {field: value for field, value in sampling.items() if value is not None}
         self.extra = dict(extra or {})
-        self._openai = openai
-        self._options: dict[str, Any] = {
-            "base_url": self.base_url,
-            "api_key": api_key or "none",
-            "timeout": timeout_s,
-            "max_retries": max_retries,
-            # A kept connection would outlive the event loop it belongs to.
-            "default_headers": {"Connection": "close"},
-        }
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
 
     def settings(self) -> dict[str, Any]:
         """What the results of an evaluation depend on; the key is not among it."""
         return {
-            "model": self.model,
-            "base_url": self.base_url,
+            "model": self.endpoint.model,
+            "base_url": self.endpoint.base_url,
             "native_tools": self.native_tools,
             "send_seed": self.send_seed,
             **self.sampling,
@@ -132,41 +94,6 @@ class OpenAIChatAgent(Agent):
     def start(self, env: TextEnv, *, seed: int) -> ChatPlayer:
         base: Any = env.unwrapped
         return ChatPlayer(self, base.system_prompt, tools_for(env), seed)
-
-    async def complete(self, request: Mapping[str, Any]) -> Any:
-        """The server's answer to a request, as the openai package gives it.
-
-        Raises:
-            PromptTooLong: The server says that the prompt does not fit the context.
-            UnplayableError: The server refuses the key or does not know the model.
-            ConnectionError: The server cannot be reached or does not answer in time, after all retries.
-            ValueError: The answer cannot be read.
-            openai.APIStatusError: Any other answer than success, after all retries.
-        """
-        where = self.base_url or "api.openai.com"
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients[loop] = self._openai.AsyncOpenAI(**self._options)
-        client: Any = self._clients[loop]
-        try:
-            answer = await client.chat.completions.create(
-                model=self.model, **self.sampling, **request, extra_body=self.extra or None
-            )
-        except (self._openai.AuthenticationError, self._openai.NotFoundError) as error:
-            raise UnplayableError(f"'{where}' refuses model '{self.model}': {error.message}") from error
-        except self._openai.APIStatusError as error:
-            if error.status_code in _REFUSALS and _CONTEXT.search(f"{error.code} {error.message}"):
-                raise PromptTooLong(()) from error
-            raise
-        except self._openai.APIConnectionError as error:
-            reason = f"{type(error.__cause__).__name__}: {error.__cause__}".removesuffix(": ")
-            raise ConnectionError(f"no answer from '{where}': {error.message} ({reason})") from error
-        except (ValueError, self._openai.APIResponseValidationError) as error:
-            raise ValueError(f"the answer of '{where}' is not valid JSON: {error}") from error
-        choices = getattr(answer, "choices", None)
-        if not choices or getattr(choices[0], "message", None) is None:
-            raise ValueError(f"the answer of '{where}' holds no message: {str(answer)[:200]!r}")
-        return answer
 
 
 class ChatPlayer(Player):
@@ -195,12 +122,17 @@ class ChatPlayer(Player):
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> Action:
         self._observe(observation)
-        request: dict[str, Any] = {"messages": self.messages}
+        request: dict[str, Any] = {**self._agent.sampling, "messages": self.messages}
+        if self._agent.extra:
+            request["extra_body"] = self._agent.extra
         if self._native:
             request["tools"] = self._native
         if self._agent.send_seed:
             request["seed"] = (self._seed + self._num_turns) % 2**31
-        answer = await self._agent.complete(request)
+        try:
+            answer = await self._agent.endpoint.complete(request)
+        except PromptRefused as error:
+            raise PromptTooLong(()) from error
         self._num_turns += 1
         choice, written = answer.choices[0], self._count(answer.usage)
         text = self._answer(choice.message)
@@ -262,16 +194,6 @@ class ChatPlayer(Player):
             return "stop"
         limit = self._agent.max_tokens
         return "context" if limit is not None and written is not None and 0 < written < limit else "length"
-
-
-def _split_address(model: str, base_url: str | None) -> tuple[str, str | None]:
-    """Name and address of `NAME@http...`; a name may itself contain an @."""
-    name, at, url = model.rpartition("@")
-    if not at or not url.startswith(("http://", "https://")):
-        return model, base_url
-    if base_url is not None:
-        raise ValueError(f"the address is given twice: '{url}' and '{base_url}'")
-    return name, url
 
 
 def _enveloped(tool: Mapping[str, Any]) -> Mapping[str, Any]:

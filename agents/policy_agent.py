@@ -47,7 +47,7 @@ class PolicyAgent(Agent):
                 f"{self.policy.context_length}, the reply included; use a longer context or a shorter prompt"
             )
 
-    def hold(self) -> Callable[[], None]:
+    def expect_episode(self) -> Callable[[], None]:
         """Keeps a deterministic policy from sampling until the returned function is called."""
         session = self.policy.open_session(seed=0)
         return lambda: self.policy.close_session(session)

@@ -8,6 +8,7 @@ import numpy as np
 
 from envgym.agent import Agent, Player
 from envgym.env import TextEnv
+from envgym.errors import UnplayableError
 
 STREAM = 2
 """Keeps the demonstrator's randomness apart from the environment's, which is often given the same seed."""
@@ -22,7 +23,7 @@ class SolverAgent(Agent):
         base = cast(TextEnv, env.unwrapped)
         player = base.solver()
         if player is None:
-            raise ValueError(
+            raise UnplayableError(
                 f"{type(base).__name__} has no solver; override its method `solver` or choose another agent"
             )
         return player
@@ -37,7 +38,7 @@ class DemonstratorAgent(Agent):
         base = cast(TextEnv, env.unwrapped)
         player = base.demonstrator(np.random.default_rng([seed, STREAM]))
         if player is None:
-            raise ValueError(
+            raise UnplayableError(
                 f"{type(base).__name__} has no demonstrator; override its method `demonstrator` or choose another agent"
             )
         return player

@@ -28,11 +28,11 @@ class Agent(ABC):
             seed: Seed of the agent's own randomness in this episode.
 
         Raises:
-            ValueError: This agent cannot play that environment; the message says why. Ends the whole evaluation; any
-                other exception fails this episode alone.
+            UnplayableError: This agent cannot play that environment; the message says why. Ends the whole evaluation;
+                any other exception fails this episode alone.
         """
 
-    def hold(self) -> Callable[[], None]:
+    def expect_episode(self) -> Callable[[], None]:
         """Announces that another episode is about to start, until the returned function is called.
 
         A policy that samples deterministically waits for every announced episode, so that which episodes it batches

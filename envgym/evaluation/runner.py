@@ -137,7 +137,7 @@ def evaluate(
             collector = Collector(
                 make_env(name), concurrency=concurrency, step_timeout_s=step_timeout_s, env_id=specs[name].id
             )
-            unplayable = _play(player, collector, missing, keep)
+            unplayable = _play_environment(player, collector, missing, keep)
             if unplayable is not None and not any(records[key].finished for key in keys):
                 raise unplayable
     return evaluation_of({name: entry.id for name, entry in specs.items()}, player.name, records.values())
@@ -157,7 +157,7 @@ def _agent(agent: Agent | str | Callable[[str], str], kwargs: dict[str, Any]) ->
     return (agent if isinstance(agent, Agent) else FunctionAgent(agent)), None
 
 
-def _play(
+def _play_environment(
     agent: Agent,
     collector: Collector,
     keys: Sequence[EpisodeKey],
@@ -204,5 +204,5 @@ class _Metered(Agent):
         usage = getattr(self._players.pop(seed, None), "usage", None)
         return None if usage is None else TokenUsage(**usage)
 
-    def hold(self) -> Callable[[], None]:
-        return self._agent.hold()
+    def expect_episode(self) -> Callable[[], None]:
+        return self._agent.expect_episode()

@@ -1,4 +1,4 @@
-"""Collects many episodes at once: coroutines that await the policy, environment steps in worker threads."""
+"""Many episodes at once: coroutines that await the policy, environment steps in worker threads; and their seeds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from envgym.agent import Agent
 from envgym.env import TextEnv
 from envgym.errors import CollectionError, PromptLengthError, StepTimeoutError, UnplayableError
 from envgym.rollout.episode import env_id_of, failed_episode, play_episode
-from envgym.rollout.loop import run_to_end
-from envgym.rollout.threads import WorkerThreads
+from envgym.rollout.threads import WorkerThreads, run_to_end
 from envgym.types import Trajectory
 
 STEP_TIMEOUT_S = 600.0
@@ -28,6 +29,12 @@ GRACE_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 """Pause before the third replacement of an episode, doubled before each further one: a failure that goes by itself (a
 service that restarts) must not use up all attempts in an instant."""
+
+_PURPOSES = {"train": 0, "warm_start": 1}
+_AGENT_DRAW = 3
+"""Which draw is the agent's seed, whatever the number of attempts: a run plays the same episodes with more of them."""
+FIRST_TRAINING_SEED = 2**32
+"""Training episodes have seeds from here up; evaluations use the ones below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,32 @@ class EpisodeRequest:
     seed: int
     agent_seed: int
     spare_seeds: tuple[int, ...] = ()
+
+
+def training_requests(
+    run_seed: int, purpose: str, iteration: int, indices: range, *, max_attempts: int = 3
+) -> list[EpisodeRequest]:
+    """The episodes of one iteration.
+
+    A seed is a function of the run's seed, the purpose, the iteration and the episode's index alone: it depends neither
+    on the number of ranks nor on what has run before.
+
+    Args:
+        run_seed: Seed of the run.
+        purpose: "train" or "warm_start".
+        iteration: Number of the iteration.
+        indices: Which episodes, by index in the whole batch.
+        max_attempts: How often an episode is tried, each time with another seed; >= 1. More of them change nothing
+            about those before.
+    """
+    requests = []
+    for index in indices:
+        entropy = (run_seed, _PURPOSES[purpose], iteration, index)
+        drawn = np.random.SeedSequence(entropy).generate_state(max(max_attempts, 3) + 1).tolist()
+        seeds = [FIRST_TRAINING_SEED + value for value in drawn]
+        agent_seed = seeds.pop(_AGENT_DRAW)
+        requests.append(EpisodeRequest(seeds[0], agent_seed, tuple(seeds[1:max_attempts])))
+    return requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +161,8 @@ class Collector:
 
         Raises:
             CollectionError: An episode failed and so did all its replacements.
-            UnplayableError: The same, and every episode so far failed because its first prompt is too long.
-            ValueError: The agent says that it cannot play this environment.
+            UnplayableError: The agent says that it cannot play this environment, or an episode failed like that and
+                every one so far did because its first prompt is too long.
             Exception: What the constructor of the first environment raised, unless `env_id` is given.
         """
         return run_to_end(self.collecting(agent, requests, on_episode=on_episode, allow_missing=allow_missing))
@@ -145,19 +178,21 @@ class Collector:
         """`collect` as a coroutine; a cancelled one leaves its episodes unfinished and the collector as good as new."""
         return await _Run(self, agent, requests, on_episode, allow_missing).collect()
 
-    async def call(self, function: Callable[..., Any], *args: Any, late: Callable[[Any], Any] | None = None) -> Any:
+    async def call(
+        self, function: Callable[..., Any], *args: Any, if_abandoned: Callable[[Any], Any] | None = None
+    ) -> Any:
         """Awaits a blocking call into an environment; see `WorkerThreads.call`.
 
         Raises:
             StepTimeoutError: It takes longer than `step_timeout_s`.
         """
-        return await self._stepping.call(function, *args, limit_s=self.step_timeout_s, late=late)
+        return await self._stepping.call(function, *args, limit_s=self.step_timeout_s, if_abandoned=if_abandoned)
 
     async def call_agent(
-        self, function: Callable[..., Any], *args: Any, late: Callable[[Any], Any] | None = None
+        self, function: Callable[..., Any], *args: Any, if_abandoned: Callable[[Any], Any] | None = None
     ) -> Any:
         """Awaits an agent that blocks, in threads of its own: however slow it is, environments go on."""
-        return await self._acting.call(function, *args, late=late)
+        return await self._acting.call(function, *args, if_abandoned=if_abandoned)
 
     def borrow_envs(self, count: int) -> list[TextEnv | None]:
         """As many environments, made where there are too few; None for each that could not be made.
@@ -177,7 +212,7 @@ class Collector:
 
     async def new_env(self) -> TextEnv:
         """One more environment, made in a worker thread."""
-        env = await self.call(self._make_env, late=_close)
+        env = await self.call(self._make_env, if_abandoned=_close)
         self._envs.append(env)
         return env
 
@@ -196,7 +231,15 @@ class Collector:
 
     def close(self) -> None:
         """Closes the environments and ends the threads. A close that hangs or raises keeps nothing from being done."""
-        self._stepping.run_all([env.close for env in self._envs], limit_s=CLOSE_TIMEOUT_S)
+
+        async def close_envs() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S), asyncio.TaskGroup() as closing:
+                    for env in self._envs:
+                        closing.create_task(self.close_env(env))
+
+        if self._envs:
+            run_to_end(close_envs())
         self._envs.clear()
         for threads in (self._stepping, self._acting):
             threads.close(grace_s=GRACE_S)
@@ -224,7 +267,7 @@ class _Run:
 
     async def collect(self) -> Collection:
         envs = self.collector.borrow_envs(min(self.collector.concurrency, len(self.requests)))
-        # Every worker announces its first episode before any starts, and its next one before its last has closed.
+        # Every worker has its first episode expected before any starts, and its next one before its last has closed.
         slots = [_Slot(self.collector, env, self.agent) for env in envs]
         try:
             async with asyncio.TaskGroup() as workers:
@@ -234,8 +277,8 @@ class _Run:
             raise group.exceptions[0] from None
         finally:
             for slot in slots:
-                slot.release()
-                if slot.env is not None and slot.left:  # interrupted in mid-step: its thread closes it
+                slot.stop_expecting()
+                if slot.env is not None and slot.occupied:  # interrupted in mid-step: its thread closes it
                     self.collector.forget_env(slot.env)
         assert len(self.finished) + len(self.missing) == len(self.requests), "an episode was lost"
         order = sorted(self.failed, key=lambda entry: entry[:2])
@@ -255,7 +298,7 @@ class _Run:
             for attempt, seed in enumerate((request.seed, *request.spare_seeds)):
                 if (pause := _pause(breakdowns)) > 0:
                     await asyncio.sleep(pause)
-                trajectory = await self._play(slot, seed, request.agent_seed + (attempt << 40))
+                trajectory = await self._play_once(slot, seed, request.agent_seed + (attempt << 40))
                 if self.on_episode is not None:
                     self.on_episode(index, trajectory)
                 if trajectory.failure is None:
@@ -267,9 +310,9 @@ class _Run:
                     await slot.drop_env()
             else:
                 self._give_up(index)
-        slot.release()
+        slot.stop_expecting()
 
-    async def _play(self, slot: _Slot, seed: int, agent_seed: int) -> Trajectory:
+    async def _play_once(self, slot: _Slot, seed: int, agent_seed: int) -> Trajectory:
         """Plays one episode; whatever belongs to this episode alone is its failure."""
         slot.too_long = False
         try:
@@ -286,8 +329,8 @@ class _Run:
                 call=slot.call,
                 call_agent=self.collector.call_agent,
                 overlong_penalty=self.collector.overlong_penalty,
-                after_start=slot.release,
-                before_close=slot.announce,
+                after_start=slot.stop_expecting,
+                before_close=slot.expect_episode,
             )
         except PromptLengthError as error:
             slot.too_long = True
@@ -317,12 +360,12 @@ def _pause(breakdowns: int) -> float:
 
 
 class _Slot:
-    """A worker's environment, and its announcement to the agent that another episode is about to start.
+    """A worker's environment, and what tells the agent that another episode is about to start.
 
     Attributes:
         env: The environment; None until a replacement has been made.
         env_id: Its id.
-        left: Whether a thread is still in it, left behind.
+        occupied: Whether a thread is still in it, perhaps for ever.
         too_long: Whether the last episode failed because its first prompt was too long; the environment is sound.
     """
 
@@ -330,41 +373,41 @@ class _Slot:
         self.collector = collector
         self.env = env
         self.env_id = collector.env_id
-        self.left = False
+        self.occupied = False
         self.too_long = False
         self._agent = agent
-        self._release: Callable[[], None] | None = None
-        self.announce()
+        self._stop_expecting: Callable[[], None] | None = None
+        self.expect_episode()
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Awaits a call into the environment. Its thread closes the environment where it is left behind in it."""
         env = self.env
-        self.left = True
+        self.occupied = True
         try:
-            result = await self.collector.call(function, *args, late=lambda _: _close(env))
+            result = await self.collector.call(function, *args, if_abandoned=lambda _: _close(env))
         except (StepTimeoutError, asyncio.CancelledError):
             raise
         except BaseException:
-            self.left = False
+            self.occupied = False
             raise
-        self.left = False
+        self.occupied = False
         return result
 
     async def drop_env(self) -> None:
         """Lets go of an environment that failed; the next episode makes another."""
         env, self.env = self.env, None
-        left, self.left = self.left, False
+        occupied, self.occupied = self.occupied, False
         if env is None:
             return
         self.collector.forget_env(env)
-        if not left:
+        if not occupied:
             await self.collector.close_env(env)
 
-    def announce(self) -> None:
-        if self._release is None:
-            self._release = self._agent.hold()
+    def expect_episode(self) -> None:
+        if self._stop_expecting is None:
+            self._stop_expecting = self._agent.expect_episode()
 
-    def release(self) -> None:
-        if self._release is not None:
-            self._release()
-            self._release = None
+    def stop_expecting(self) -> None:
+        if self._stop_expecting is not None:
+            self._stop_expecting()
+            self._stop_expecting = None

@@ -1,4 +1,4 @@
-"""Plays one episode, from reset to its end, and records it: the one path of evaluation and training."""
+"""One episode, from reset to its end, and its record: the one path of evaluation and training."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, cast, get_args
 
-from envgym.agent import Agent, Player, PromptTooLong
+from envgym.agent import Action, Agent, Player, PromptTooLong
 from envgym.env import Step, TextEnv, success_at_end
 from envgym.errors import RewardError, StepTimeoutError, UnplayableError
 from envgym.registry import make
-from envgym.rollout.action import as_action, as_token_ids
-from envgym.rollout.loop import run_to_end
-from envgym.types import Trajectory, TruncationReason, Turn
+from envgym.rollout.threads import run_to_end
+from envgym.types import Completion, FinishReason, Trajectory, TruncationReason, Turn, VersionSpan
 from envgym.wrappers import EpisodeGuard, MaxTurns
 
 Call = Callable[..., Awaitable[Any]]
-"""Awaits a blocking function: `await call(function, *args)`. One for agents takes `late`: see `WorkerThreads.call`."""
+"""Awaits a blocking function: `await call(function, *args)`; see `WorkerThreads.call`, also for `if_abandoned`."""
 
+_NO_TOKENS = Completion(token_ids=(), logprobs=(), finish_reason="stop")
+_FINISH_REASONS = get_args(FinishReason)
 _CUTS = {"length": TruncationReason.RESPONSE_LENGTH, "context": TruncationReason.CONTEXT_OVERFLOW}
 
 
@@ -65,15 +66,16 @@ def run_episode(
         The trajectory. An environment or agent that raised leaves one whose `failure` says what happened.
 
     Raises:
-        ValueError: The id is unknown, the options are no JSON values, the agent says that it cannot play this
-            environment, or the first prompt does not fit its context.
+        UnplayableError: The agent says that it cannot play this environment, or the first prompt does not fit its
+            context.
+        ValueError: The id is unknown, or the options are no JSON values.
     """
     made = make(env) if isinstance(env, str) else env
     if made.unwrapped is made:  # bare: its turn limit and the contract hold all the same
         made = cast(TextEnv, EpisodeGuard(MaxTurns(made)))
     player_of = agent if isinstance(agent, Agent) else FunctionAgent(agent)
 
-    async def call(function: Callable[..., Any], *args: Any, late: Any = None) -> Any:
+    async def call(function: Callable[..., Any], *args: Any, if_abandoned: Any = None) -> Any:
         return function(*args)  # here, where nothing else waits: an interrupt reaches it, and a time limit would not
 
     try:
@@ -113,7 +115,8 @@ async def play_episode(
 
     Raises:
         PromptLengthError: The first prompt does not fit the agent's context.
-        ValueError: The agent says that it cannot play this environment, or the options are no JSON values.
+        UnplayableError: The agent says that it cannot play this environment.
+        ValueError: The options are no JSON values.
     """
     # The record keeps a copy of its own: neither the caller nor the environment can change what is written down.
     record = _Record(env_id_of(env), seed, _plain_json(dict(options or {}), "options"))
@@ -125,14 +128,14 @@ async def play_episode(
         player = agent.start(env, seed=seed if agent_seed is None else agent_seed)
         if not isinstance(player, Player):
             raise TypeError(f"the start of an agent must return a Player, got {type(player).__name__}")
-    except ValueError:
+    except UnplayableError:
         raise
     except Exception as error:
         return record.failed(error)
-    hand = _Hand(player, call if call_agent is None else call_agent)
+    playing = _ThreadedPlayer(player, call if call_agent is None else call_agent)
     try:
         after_start()
-        return await _play(env, hand, record, observation, info, call, overlong_penalty)
+        return await _play_turns(env, playing, record, observation, info, call, overlong_penalty)
     except UnplayableError:
         raise
     except Exception as error:
@@ -143,7 +146,7 @@ async def play_episode(
         return record.failed(error)  # raised by the agent, to which neither the process nor the task belongs
     finally:
         before_close()
-        hand.close()
+        playing.close()
 
 
 def failed_episode(env_id: str, seed: int, error: BaseException) -> Trajectory:
@@ -156,31 +159,31 @@ def env_id_of(env: TextEnv) -> str:
     return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
-class _Hand:
+class _ThreadedPlayer:
     """A player, and how it is asked: at once, or in a thread where its `act` blocks."""
 
     def __init__(self, player: Player, call: Call) -> None:
         self.player = player
         self._call = call
-        self._left = False
+        self._occupied = False
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> Any:
         if self.player.blocking:
-            self._left = True
+            self._occupied = True
             try:
-                reply = await self._call(self.player.act, observation, info, late=lambda _: self._close())
+                reply = await self._call(self.player.act, observation, info, if_abandoned=lambda _: self._close())
             except asyncio.CancelledError:
                 raise  # the thread is still in it, and closes it when it is back
             except BaseException:
-                self._left = False
+                self._occupied = False
                 raise
-            self._left = False
+            self._occupied = False
         else:
             reply = self.player.act(observation, info)
         return await reply if inspect.isawaitable(reply) else reply
 
     def close(self) -> None:
-        if not self._left:
+        if not self._occupied:
             self._close()
 
     def _close(self) -> None:
@@ -194,9 +197,9 @@ def _is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-async def _play(
+async def _play_turns(
     env: TextEnv,
-    hand: _Hand,
+    playing: _ThreadedPlayer,
     record: _Record,
     observation: str,
     info: Mapping[str, Any],
@@ -208,7 +211,7 @@ async def _play(
     while True:
         started = time.perf_counter()
         try:
-            action = as_action(await hand.act(observation, info))
+            action = as_action(await playing.act(observation, info))
         except PromptTooLong as overflow:
             ending = _cut(TruncationReason.CONTEXT_OVERFLOW, terminal_limits, env, info)
             return record.ended(
@@ -256,7 +259,7 @@ async def _play(
                 truncation_reason=reason,
                 final_observation=observation,
                 final_observation_ids=as_token_ids(
-                    hand.player.final_observation_ids(observation, info), "final_observation_ids"
+                    playing.player.final_observation_ids(observation, info), "final_observation_ids"
                 ),
                 final_role=info.get("role", "user"),
                 success=success_at_end(env, info),
@@ -344,6 +347,72 @@ def _describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
+
+
+def as_action(reply: Any) -> Action:
+    """An agent's answer as an `Action`.
+
+    Args:
+        reply: A string, or an `Action`.
+
+    Raises:
+        TypeError: It, or something in it, is of the wrong type.
+        ValueError: A text that UTF-8 cannot encode, a log-probability that is not finite, or an unknown finish reason.
+    """
+    if isinstance(reply, str):
+        return Action(_text(reply), (), _NO_TOKENS)
+    if not isinstance(reply, Action):
+        raise TypeError(f"an agent must answer with a string, got {type(reply).__name__}")
+    if not isinstance(reply.text, str):
+        raise TypeError(f"the text of an Action must be a string, got {type(reply.text).__name__}")
+    if not isinstance(reply.completion, Completion):
+        raise TypeError(f"the completion of an Action must be a Completion, got {type(reply.completion).__name__}")
+    return Action(_text(reply.text), as_token_ids(reply.observation_ids, "observation_ids"), _checked(reply.completion))
+
+
+def as_token_ids(ids: Any, what: str) -> tuple[int, ...]:
+    """Token ids as a tuple.
+
+    Raises:
+        TypeError: They are no sequence of integers.
+    """
+    if not isinstance(ids, tuple | list):
+        raise TypeError(f"{what} must be a tuple of integers, got {type(ids).__name__}")
+    _check_all(ids, (int,), f"{what} must be integers")
+    return tuple(ids)
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"an agent's text must be encodable as UTF-8, but it holds {text[error.start]!r} at character "
+            f"{error.start}; decode bytes with errors='replace'"
+        ) from error
+    return text
+
+
+def _checked(completion: Completion) -> Completion:
+    as_token_ids(completion.token_ids, "the token_ids of a Completion")
+    _check_all(completion.logprobs, (float, int), "the logprobs of a Completion must be floats")
+    if not all(map(math.isfinite, completion.logprobs)):
+        raise ValueError("the logprobs of a Completion must be finite")
+    if completion.finish_reason not in _FINISH_REASONS:
+        raise ValueError(
+            f"the finish_reason of a Completion must be one of {', '.join(_FINISH_REASONS)}, "
+            f"got {completion.finish_reason!r}"
+        )
+    _check_all(completion.version_spans, (VersionSpan,), "the version_spans of a Completion must be VersionSpans")
+    for ids in completion.support or ():
+        _check_all(ids, (int,), "the support of a Completion must be integers")
+    return completion
+
+
+def _check_all(values: Iterable[Any], types: tuple[type, ...], requirement: str) -> None:
+    for kind in set(map(type, values)):  # exactly of these types: what JSON writes, and no bool
+        if kind not in types:
+            raise TypeError(f"{requirement}, got {kind.__name__}")
 
 
 class FunctionAgent(Agent):

@@ -1,12 +1,13 @@
-"""Plays the episodes of coming iterations while the present one is trained on."""
+"""Episodes of coming iterations, played while the present one is trained on; and how old the weights were."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from envgym.agent import Agent
 from envgym.rollout.collector import Collection, Collector, EpisodeRequest
-from envgym.rollout.loop import LoopThread
+from envgym.rollout.threads import LoopThread
+from envgym.types import Trajectory
 
 
 class EpisodeStream:
@@ -53,7 +54,7 @@ class EpisodeStream:
         while self._next in self._iterations and self._next <= version + 1 + self.max_lag:
             iteration = self._next
             self._next += 1
-            self._batches[iteration] = self._play(iteration, self._requests(iteration))
+            self._batches[iteration] = self._start(iteration, self._requests(iteration))
 
     def take(self, iteration: int) -> Collection:
         """Waits for all episodes of an iteration.
@@ -70,7 +71,7 @@ class EpisodeStream:
 
     def replay(self, iteration: int, requests: Sequence[EpisodeRequest]) -> Collection:
         """Plays further episodes of an iteration that has been taken, and waits for them."""
-        self._batches[iteration] = self._play(iteration, requests)
+        self._batches[iteration] = self._start(iteration, requests)
         return self.take(iteration)
 
     def close(self) -> None:
@@ -80,8 +81,58 @@ class EpisodeStream:
         for batch in self._batches.values():
             batch.join()
 
-    def _play(self, iteration: int, requests: Sequence[EpisodeRequest]) -> LoopThread[Collection]:
+    def _start(self, iteration: int, requests: Sequence[EpisodeRequest]) -> LoopThread[Collection]:
         # Its predecessor there has been taken: the weights it trained had to exist before this one could start.
         collector = self._collectors[iteration % len(self._collectors)]
         collecting = collector.collecting(self._agent, requests, allow_missing=self._allow_missing)
         return LoopThread(collecting, name=f"envgym-stream-{iteration}")
+
+
+def lag_metrics(trajectories: Iterable[Trajectory], *, version: int) -> dict[str, float]:
+    """The lag of sampled tokens: the version that is trained now minus the version that sampled them.
+
+    Args:
+        trajectories: A batch. Tokens without a version span count as sampled by `version`.
+        version: Of the weights about to be updated.
+
+    Returns:
+        Over all sampled tokens `lag_mean`, `lag_max` and `stale_share` (tokens with a lag above 0); and `mixed_turns`,
+        the share of turns that more than one version sampled. All 0 when nothing was sampled.
+    """
+    tokens = stale = weighted = largest = turns = mixed = 0
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            if not turn.action_ids:
+                continue
+            turns += 1
+            mixed += len(turn.version_spans) > 1
+            tokens += len(turn.action_ids)
+            for span in turn.version_spans:
+                lag, count = version - span.version, span.end - span.start
+                weighted += lag * count
+                stale += count if lag > 0 else 0
+                largest = max(largest, lag)
+    return {
+        "lag_mean": weighted / tokens if tokens else 0.0,
+        "lag_max": float(largest),
+        "stale_share": stale / tokens if tokens else 0.0,
+        "mixed_turns": mixed / turns if turns else 0.0,
+    }
+
+
+def dropped_metrics(dropped: Sequence[Trajectory]) -> dict[str, float]:
+    """What was played and cannot be trained on, by length: leaving out long episodes would bias a batch to short ones.
+
+    Args:
+        dropped: Episodes that failed.
+
+    Returns:
+        `dropped` episodes, and their `dropped_turns_mean`, `dropped_turns_max` and sampled `dropped_tokens`.
+    """
+    turns = [len(trajectory.turns) for trajectory in dropped]
+    return {
+        "dropped": float(len(turns)),
+        "dropped_turns_mean": sum(turns) / len(turns) if turns else 0.0,
+        "dropped_turns_max": float(max(turns, default=0)),
+        "dropped_tokens": float(sum(trajectory.num_action_tokens for trajectory in dropped)),
+    }

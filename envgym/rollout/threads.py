@@ -1,46 +1,58 @@
-"""Daemon threads that run blocking functions for coroutines, and can be left behind where a function hangs."""
+"""Threads beside event loops: blocking functions for coroutines, and coroutines for ordinary functions.
+
+Python cannot interrupt a thread. All threads here are daemons, so one that hangs keeps no interpreter from exiting.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError
-from queue import SimpleQueue
-from typing import Any
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, Generic, TypeVar
 
 from envgym.errors import StepTimeoutError
 
-Late = Callable[[Any], Any]
+T = TypeVar("T")
+
+_LOOK_S = 0.5
+"""How often the main thread wakes up to see whether it was interrupted. A signal that comes just before a thread begins
+to wait does not wake it, and neither does a future or an event loop without timers."""
+
+_CANCEL_S = 5.0
+"""Seconds that an interrupted coroutine gets to clean up where it runs in a thread of its own."""
+
+Outcome = tuple[Any, BaseException | None]
+"""What a function returned, and what it raised."""
 
 
 class WorkerThreads:
-    """At most so many threads at a time, started as they are needed.
+    """Blocking functions in threads, at most so many at a time for one event loop.
 
-    Python cannot interrupt a thread. One whose function takes too long, or whose caller is cancelled, is left behind:
-    it no longer counts, another may take its place, and it ends once its function returns, if ever. All threads are
-    daemons, so none keeps the interpreter from exiting.
+    A thread whose function takes too long, or whose caller is cancelled, is abandoned: it no longer counts, and ends
+    once its function returns, if ever.
 
     Args:
-        num_threads: Most threads that run at a time, those left behind not counted.
+        num_threads: Most functions that run at a time, those abandoned not counted.
         name: What the names of the threads begin with.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads = num_threads
         self._name = name
-        self._lock = threading.Lock()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._num_jobs = 0  # waiting or running, those of threads left behind not counted
-        self._num_started = 0
-        self._threads: set[threading.Thread] = set()
-        self._interrupted: set[threading.Thread] = set()
-        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._places = asyncio.Semaphore(num_threads)
+        self._threads: list[threading.Thread] = []  # those that `close` waits for
 
     async def call(
-        self, function: Callable[..., Any], *args: Any, limit_s: float | None = None, late: Late | None = None
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        limit_s: float | None = None,
+        if_abandoned: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Awaits a function.
 
@@ -48,8 +60,8 @@ class WorkerThreads:
             function: What to run.
             args: Its arguments.
             limit_s: Seconds it may take from when a thread takes it up; None is no limit.
-            late: Called in a thread with what the function returned (None where it raised, or never ran) where nobody
-                waits for that any more: here belongs what must not be done while the function runs.
+            if_abandoned: Called in a thread with what the function returned (None where it raised, or never ran) where
+                nobody waits for that any more: here belongs what must not be done while the function runs.
 
         Raises:
             StepTimeoutError: The function takes longer than the limit.
@@ -57,146 +69,70 @@ class WorkerThreads:
                 cancellation, an exit), or the caller for this method's, comes as a RuntimeError.
         """
         loop = asyncio.get_running_loop()
-        reply: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        if loop is not self._loop:  # a semaphore belongs to one; the threads of the last one are abandoned
+            self._loop, self._places = loop, asyncio.Semaphore(self._num_threads)
+        reply: asyncio.Future[Outcome] = loop.create_future()
+        lock = threading.Lock()
+        abandoned = False
+        outcome: Outcome | None = None
+        thread: threading.Thread | None = None
 
-        def settle(outcome: tuple[Any, BaseException | None]) -> None:
+        def settle() -> None:
             if not reply.done():
+                assert outcome is not None
                 reply.set_result(outcome)
 
-        def deliver(outcome: tuple[Any, BaseException | None]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(settle, outcome)
+        def work() -> None:
+            nonlocal outcome
+            result = _outcome(function, *args)
+            with lock:
+                outcome = result
+                deliver = not abandoned
+            if not deliver:
+                clean_up()
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop has been closed
+                    loop.call_soon_threadsafe(settle)
 
-        job = _Job(function, args, deliver, late)
+        def clean_up() -> None:
+            if if_abandoned is not None:
+                with contextlib.suppress(Exception):  # nobody is there to hear of it
+                    if_abandoned(None if outcome is None else outcome[0])
 
-        timer: asyncio.TimerHandle | None = None
-
-        def expire() -> None:
-            nonlocal timer
-            assert limit_s is not None
-            left = limit_s if job.started is None else job.started + limit_s - time.monotonic()
-            if left > 0:  # it had to wait for a thread
-                timer = loop.call_later(left, expire)
-            elif self._leave(job, wait_for_it=False) and not reply.done():
-                reply.set_exception(StepTimeoutError(f"{_named(function)} took longer than {limit_s:g} s"))
-
-        self._submit(job)
-        if limit_s is not None:
-            timer = loop.call_later(limit_s, expire)
         try:
-            result, error = await reply
-        except asyncio.CancelledError:
-            if not self._leave(job, wait_for_it=True) and late is not None:  # it has just returned
-                self._submit(_Job(late, (job.result,), lambda outcome: None, None))
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
+            async with self._places:
+                thread = self._start(work)
+                async with asyncio.timeout(limit_s):
+                    result, error = await reply
+        except (TimeoutError, asyncio.CancelledError) as interruption:
+            with lock:
+                abandoned = True
+                running = thread is not None and outcome is None
+            if not running:  # it never ran, or has just returned
+                self._start(clean_up)
+            if isinstance(interruption, asyncio.CancelledError):
+                raise
+            if running and thread in self._threads:
+                self._threads.remove(thread)
+            raise StepTimeoutError(f"{_named(function)} took longer than {limit_s:g} s") from None
         if error is not None:
             raise error
         return result
 
-    def run_all(self, functions: Iterable[Callable[[], Any]], *, limit_s: float) -> None:
-        """Runs functions and waits for them; leaves behind those that are not back in time. Errors are dropped."""
-        jobs = []
-        for function in functions:
-            back = threading.Event()
-            jobs.append((back, _Job(function, (), lambda _, back=back: back.set(), None)))  # type: ignore[misc]
-            self._submit(jobs[-1][1])
-        deadline = time.monotonic() + limit_s
-        for back, job in jobs:
-            if not back.wait(max(0.0, deadline - time.monotonic())):
-                self._leave(job, wait_for_it=False)
-
     def close(self, *, grace_s: float) -> None:
-        """Ends the threads.
-
-        Args:
-            grace_s: Seconds that functions get whose callers were cancelled; those that take longer are left behind.
-        """
-        with self._lock:
-            self._closed = True
-            threads = [*self._threads, *self._interrupted]
-        for _ in threads:
-            self._jobs.put(None)
+        """Waits for the threads to end, also for those whose callers were cancelled, at most so many seconds."""
         deadline = time.monotonic() + grace_s
-        for thread in threads:
+        for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _submit(self, job: _Job) -> None:
-        with self._lock:
-            assert not self._closed, "a call after close"
-            self._num_jobs += 1
-            self._start_thread_if_needed()
-        self._jobs.put(job)
-
-    def _start_thread_if_needed(self) -> None:
-        if self._num_jobs > len(self._threads) < self._num_threads:
-            name = f"{self._name}-{self._num_started}"
-            self._num_started += 1
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._threads.add(thread)
-            thread.start()
-
-    def _leave(self, job: _Job, *, wait_for_it: bool) -> bool:
-        """Stops waiting for a job. False where it is finished already."""
-        with self._lock:
-            if job.finished or job.left:
-                return False
-            job.left = True
-            if job.thread is not None:  # its place is free for another
-                self._threads.discard(job.thread)
-                self._num_jobs -= 1
-                if wait_for_it:
-                    self._interrupted.add(job.thread)
-                if not self._closed:
-                    self._start_thread_if_needed()
-            return True
-
-    def _work(self) -> None:
-        me = threading.current_thread()
-        while (job := self._jobs.get()) is not None:
-            with self._lock:
-                runs = not job.left
-                if runs:
-                    job.thread, job.started = me, time.monotonic()
-            outcome = _outcome(job.function, *job.args) if runs else (None, None)
-            with self._lock:
-                job.finished, job.result = True, outcome[0]
-                left = job.left
-                if not (runs and left):
-                    self._num_jobs -= 1
-            if not left:
-                job.deliver(outcome)
-            elif job.late is not None:
-                with contextlib.suppress(Exception):  # nobody is there to hear of it
-                    job.late(outcome[0])
-            if runs and left:  # another thread has this one's place
-                with self._lock:
-                    self._interrupted.discard(me)
-                return
-            del job, outcome  # a thread that waits holds nothing
+    def _start(self, target: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=target, name=self._name, daemon=True)
+        self._threads = [*(other for other in self._threads if other.is_alive()), thread]
+        thread.start()
+        return thread
 
 
-class _Job:
-    __slots__ = ("args", "deliver", "finished", "function", "late", "left", "result", "started", "thread")
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        deliver: Callable[[tuple[Any, BaseException | None]], None],
-        late: Late | None,
-    ) -> None:
-        self.function, self.args, self.deliver, self.late = function, args, deliver, late
-        self.left = False
-        self.result: Any = None
-        self.started: float | None = None
-        self.thread: threading.Thread | None = None
-        self.finished = False
-
-
-def _outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+def _outcome(function: Callable[..., Any], *args: Any) -> Outcome:
     """What a function returned or raised, in a form that crosses from a thread to an event loop unchanged."""
     try:
         return function(*args), None
@@ -213,3 +149,84 @@ def _outcome(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseExcepti
 
 def _named(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", "the call")).strip("_")
+
+
+class LoopThread(Generic[T]):
+    """A coroutine that runs in a daemon thread, with an event loop of its own.
+
+    Args:
+        coroutine: Started at once.
+        name: Of the thread.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], *, name: str) -> None:
+        self._result: Future[T] = Future()
+        self._cancelled = False
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._thread = threading.Thread(target=self._work, args=(coroutine,), name=name, daemon=True)
+        self._thread.start()
+
+    def result(self) -> T:
+        """Waits for the coroutine; what it returned, or what it raised."""
+        while not self._result.done():
+            concurrent.futures.wait([self._result], timeout=_LOOK_S)
+        return self._result.result()
+
+    def cancel(self) -> None:
+        """Cancels the coroutine, unless it is over."""
+        self._cancelled = True
+        if self._running is not None and not self._result.done():
+            loop, task = self._running
+            with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for the thread, at most so long."""
+        self._thread.join(timeout_s)
+
+    def _work(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        async def main() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            self._running = asyncio.get_running_loop(), task
+            if self._cancelled:  # before it was known whom to tell
+                coroutine.close()
+                raise asyncio.CancelledError
+            return await coroutine
+
+        try:
+            self._result.set_result(asyncio.run(main()))
+        except BaseException as error:
+            self._result.set_exception(error)
+
+
+async def _watchful(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Awaits a coroutine in an event loop that never waits for long."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        timer = loop.call_later(_LOOK_S, look)
+
+    look()
+    try:
+        return await coroutine
+    finally:
+        timer.cancel()
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns. Where a loop is running already (a notebook), it runs in a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_watchful(coroutine))
+    thread = LoopThread(coroutine, name="envgym-loop")
+    try:
+        return thread.result()
+    except BaseException:
+        thread.cancel()  # an interrupt reaches this thread, not that one
+        raise
+    finally:
+        thread.join(_CANCEL_S)

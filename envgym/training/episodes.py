@@ -21,8 +21,7 @@ from envgym.learner.distributed import is_main
 from envgym.learner.metrics import all_reduce_sum
 from envgym.registry import make
 from envgym.rendering import Renderer, tools_for
-from envgym.rollout.collector import Collection, Collector, EpisodeRequest
-from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
+from envgym.rollout.collector import FIRST_TRAINING_SEED, Collection, Collector, EpisodeRequest, training_requests
 from envgym.rollout.stream import EpisodeStream
 from envgym.training.callbacks import RunState
 from envgym.types import SamplingParams, Trajectory

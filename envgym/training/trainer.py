@@ -28,7 +28,7 @@ from envgym.learner.losses import Loss
 from envgym.model_folder import load_model, load_tokenizer
 from envgym.rendering import make_renderer
 from envgym.rollout.collector import EpisodeRequest
-from envgym.rollout.staleness import dropped_metrics, lag_metrics
+from envgym.rollout.stream import dropped_metrics, lag_metrics
 from envgym.training.callbacks import Callback, RunState, load_state_dicts, state_dicts
 from envgym.training.episodes import IterationEpisodes, Players, gather, make_env
 from envgym.training.loggers import Logger, MetricsFile, TensorBoard

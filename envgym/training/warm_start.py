@@ -13,7 +13,7 @@ from envgym.config import OptimizerConfig, WarmStartConfig
 from envgym.learner.batch import make_sample
 from envgym.learner.learner import Learner
 from envgym.learner.metrics import all_reduce_sum
-from envgym.rollout.seeds import training_requests
+from envgym.rollout.collector import training_requests
 from envgym.rollout.tokenising import tokenise
 from envgym.training.episodes import Players, make_env
 

@@ -362,7 +362,8 @@ def test_what_the_caller_got_wrong_is_said(monkeypatch):
         with pytest.raises(ValueError, match=r"must be|greedy is"):
             make_agent("openai:m@http://a/v1", **wrong)
     agent = make_agent("openai:qwen2.5:0.5b@v2@http://localhost:11434/v1", name="small")
-    assert (agent.model, agent.base_url, agent.name) == ("qwen2.5:0.5b@v2", "http://localhost:11434/v1", "small")
+    endpoint = agent.endpoint
+    assert (endpoint.model, endpoint.base_url, agent.name) == ("qwen2.5:0.5b@v2", "http://localhost:11434/v1", "small")
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'envgym\[openai\]'"):
         make_agent("openai:m@http://a/v1")

@@ -19,9 +19,8 @@ from envgym.engines.embedded.policy import TorchPolicy
 from envgym.engines.embedded.tiny_model import byte_tokenizer, create_model
 from envgym.errors import CollectionError, UnplayableError
 from envgym.rendering import ChatMLRenderer
-from envgym.rollout.collector import Collector, EpisodeRequest
+from envgym.rollout.collector import FIRST_TRAINING_SEED, Collector, EpisodeRequest, training_requests
 from envgym.rollout.episode import FunctionAgent, run_episode
-from envgym.rollout.seeds import FIRST_TRAINING_SEED, training_requests
 from envgym.types import SamplingParams
 
 RENDERER = ChatMLRenderer(byte_tokenizer())
@@ -525,6 +524,7 @@ def broken_start():
     ("odd", "failure"),
     [
         (broken_start, "ConnectionError: the model is gone"),
+        (lambda: int("seven"), "ValueError: invalid literal"),
         (lambda: None, "TypeError: the start of an agent must return a Player, got NoneType"),
         (lambda: "x", "TypeError: the start of an agent must return a Player, got str"),
     ],
@@ -538,9 +538,9 @@ def test_an_agent_that_cannot_start_an_episode_fails_that_one(odd, failure):
 
 def test_an_agent_that_says_it_cannot_play_ends_the_collection():
     def refuse():
-        raise ValueError("this agent plays chess")
+        raise UnplayableError("this agent plays chess")
 
-    with pytest.raises(ValueError, match="this agent plays chess"):
+    with pytest.raises(UnplayableError, match="this agent plays chess"):
         collect(Starting(refuse), requests(5), allow_missing=True)
 
 

@@ -17,7 +17,7 @@ from tiny_runs import tiny
 import envgym
 from envgym.engines.embedded.tiny_model import create_model
 from envgym.errors import CheckpointError, CollectionError, ModelError, UnknownIdError, UnplayableError
-from envgym.rollout.seeds import FIRST_TRAINING_SEED
+from envgym.rollout.collector import FIRST_TRAINING_SEED
 from envgym.training import train
 from envgym.training.run_folder import CHECKPOINTS, RunFolder, continuation
 
