@@ -106,14 +106,6 @@ def explained_variance_from_stats(stats: Tensor) -> Tensor:
     return torch.where(spread, 1.0 - error_variance / torch.where(spread, target_variance, 1.0), 0.0)
 
 
-def explained_variance_by_group(
-    value_targets: Tensor, values: Tensor, mask: Tensor, group_ids: Tensor, *, num_groups: int
-) -> Tensor:
-    """Explained variance inside each group of tokens on this rank, float64 [num_groups]; arguments as in the stats."""
-    stats = explained_variance_stats(value_targets, values, mask, group_ids=group_ids, num_groups=num_groups)
-    return explained_variance_from_stats(stats)
-
-
 def _stats(targets: Tensor, errors: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     """Sums of (1, G, G^2, E, E^2) per group from flat float64 [M] tensors."""
     columns = torch.stack([torch.ones_like(targets), targets, targets.square(), errors, errors.square()], dim=1)

@@ -60,8 +60,8 @@ class Learner:
         self.config = config
         self.device = device
         self.dtype = weights_dtype(config)
-        self.loss = loss or _loss(config)
-        self.estimator = estimator or _estimator(config)
+        self.loss = _loss(config) if loss is None else loss
+        self.estimator = _estimator(config) if estimator is None else estimator
         self.context_length = int(lm.config.max_position_embeddings)
         lm.to(device)
         trunk = copy.deepcopy(lm.model) if self.estimator.needs_critic else None

@@ -390,25 +390,6 @@ def test_whitening_acts_on_its_scope(scope):
     assert torch.equal(learner._whitened(batch, rows)[untouched], batch.advantages[untouched])
 
 
-def test_the_per_turn_discount_bootstraps_a_truncation_by_gamma_and_a_mid_turn_cut_by_one():
-    config = make_config(estimator={"gamma": 0.5, "gae_lambda_value": 0.0, "whiten": "none"})
-    learner = make_learner(config)
-    endings = ("max_turns", "response_length", "terminated")
-    samples = [make_sample(make_trajectory(7 + i, ending=ending), i) for i, ending in enumerate(endings)]
-    batch = collate(samples, dtype=torch.float64, device=CPU)
-    learner.score(batch)
-    learner.estimate(batch)
-    last = [int(row.nonzero().max()) for row in batch.action_mask]
-    # With lambda 0 the target of the last action token is its reward plus the discounted bootstrap value.
-    rewards = [batch.rewards[i, last[i]].item() for i in range(3)]
-    values = batch.bootstrap_value.tolist()
-    targets = [batch.value_targets[i, last[i]].item() for i in range(3)]
-    assert values[0] != 0 and values[1] != 0 and values[2] == 0
-    assert targets[0] == pytest.approx(rewards[0] + 0.5 * values[0], abs=1e-12)
-    assert targets[1] == pytest.approx(rewards[1] + 1.0 * values[1], abs=1e-12)
-    assert targets[2] == pytest.approx(rewards[2], abs=1e-12)
-
-
 def test_an_adaptive_beta_moves_towards_its_target():
     learner = make_learner(make_config(**EVERYTHING))
     before = learner.kl.beta
