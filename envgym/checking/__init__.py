@@ -1,6 +1,5 @@
 """Checks for authors of environments: `check_env`."""
 
-from envgym.checking.check import CHECKS, check_env
-from envgym.checking.report import CheckError, CheckFailure, CheckReport
+from envgym.checking.check import CHECKS, CheckError, CheckFailure, CheckReport, check_env
 
 __all__ = ["CHECKS", "CheckError", "CheckFailure", "CheckReport", "check_env"]

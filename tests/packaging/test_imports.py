@@ -24,8 +24,6 @@ LEVELS = (
     {"agent", "rendering"},
     {"wrappers", "tools"},
     {"registry"},
-    {"vector_infos"},
-    {"vector_checks"},
     {"vector", "checking", "sandbox"},
     {"engines", "learner"},
     {"agents", "rollout", "environments"},
