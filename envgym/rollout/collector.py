@@ -132,7 +132,7 @@ class Collector:
         if step_timeout_s is not None and not step_timeout_s > 0:
             raise ValueError(f"step_timeout_s must be positive, or None for no limit, got {step_timeout_s}")
         self._make_env = make_env
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self.overlong_penalty = overlong_penalty
         self.step_timeout_s = step_timeout_s
         self.env_id = env_id
@@ -224,10 +224,6 @@ class Collector:
         """Closes an environment that has failed already; an error or a hang there changes nothing."""
         with contextlib.suppress(Exception):
             await self._stepping.call(env.close, limit_s=CLOSE_TIMEOUT_S)
-
-    @property
-    def concurrency(self) -> int:
-        return self._concurrency
 
     def close(self) -> None:
         """Closes the environments and ends the threads. A close that hangs or raises keeps nothing from being done."""
@@ -382,16 +378,11 @@ class _Slot:
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Awaits a call into the environment. Its thread closes the environment where it is left behind in it."""
         env = self.env
-        self.occupied = True
         try:
-            result = await self.collector.call(function, *args, if_abandoned=lambda _: _close(env))
+            return await self.collector.call(function, *args, if_abandoned=lambda _: _close(env))
         except (StepTimeoutError, asyncio.CancelledError):
+            self.occupied = True
             raise
-        except BaseException:
-            self.occupied = False
-            raise
-        self.occupied = False
-        return result
 
     async def drop_env(self) -> None:
         """Lets go of an environment that failed; the next episode makes another."""

@@ -163,15 +163,11 @@ class _ThreadedPlayer:
 
     async def act(self, observation: str, info: Mapping[str, Any]) -> Any:
         if self.player.blocking:
-            self._occupied = True
             try:
                 reply = await self._call(self.player.act, observation, info, if_abandoned=lambda _: self._close())
             except asyncio.CancelledError:
-                raise  # the thread is still in it, and closes it when it is back
-            except BaseException:
-                self._occupied = False
+                self._occupied = True  # the thread is still in it, and closes it when it is back
                 raise
-            self._occupied = False
         else:
             reply = self.player.act(observation, info)
         return await reply if inspect.isawaitable(reply) else reply

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envgym.env import Step
+from envgym.env import Step, env_id_of
 from envgym.errors import ContractError, EpisodeOrderError, RewardError
 from envgym.wrappers.wrapper import STEP_FORM, TextWrapper, as_step
 
@@ -209,8 +209,7 @@ class EpisodeGuard(TextWrapper):
 
     @property
     def _name(self) -> str:
-        spec = self.env.unwrapped.spec
-        return type(self.env.unwrapped).__name__ if spec is None else spec.id
+        return env_id_of(self.env)
 
 
 def _adds_up(reward: float, components: Any) -> bool:
