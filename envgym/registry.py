@@ -19,53 +19,34 @@ from envgym.types import TruncationReason
 ENTRY_POINT_GROUP = "envgym.environments"
 _LIMIT, _GUARD = "envgym.wrappers:MaxTurns", "envgym.wrappers:EpisodeGuard"
 
-_BUILTIN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("PointerChase", "pointer_chase", ("tools",)),
-    ("HigherLower", "higher_lower", ()),
-    ("Upkeep", "upkeep", ()),
-    ("BfclMultiTurn", "bfcl", ("bridge", "tools")),
-    ("Tau2Retail", "tau2", ("bridge", "tools")),
-    ("Tau2Airline", "tau2", ("bridge", "tools")),
-    ("Tau2Telecom", "tau2", ("bridge", "tools")),
-    ("Tau2Mock", "tau2", ("bridge", "tools")),
-    ("Wordle", "wordle", ()),
-    ("Mastermind", "mastermind", ()),
-    ("TextMaze", "text_maze", ()),
-    ("KeyDoor", "key_door", ()),
-    ("Calculator", "calculator", ("tools",)),
-    ("SqlAnalyst", "sql_analyst", ("tools",)),
-    ("FileClerk", "file_clerk", ("tools",)),
-    ("Assistant", "assistant", ("tools",)),
-    ("FrozenLake", "toy_text", ("toy_text",)),
-    ("Taxi", "toy_text", ("toy_text",)),
-    ("CliffWalking", "toy_text", ("toy_text",)),
-    ("Blackjack", "toy_text", ("toy_text",)),
-    ("ReasoningGym", "reasoning", ("reasoning_gym",)),
-    ("TextWorld", "text_world", ("textworld",)),
-    ("TextArena2048", "text_arena", ("textarena",)),
-    ("TextArenaBandit", "text_arena", ("textarena",)),
-    ("TextArenaBlackjack", "text_arena", ("textarena",)),
-    ("TextArenaCountdown", "text_arena", ("textarena",)),
-    ("TextArenaCrosswords", "text_arena", ("textarena",)),
-    ("TextArenaCryptarithm", "text_arena", ("textarena",)),
-    ("TextArenaFifteenPuzzle", "text_arena", ("textarena",)),
-    ("TextArenaFrozenLake", "text_arena", ("textarena",)),
-    ("TextArenaGuessTheNumber", "text_arena", ("textarena",)),
-    ("TextArenaLightsOut", "text_arena", ("textarena",)),
-    ("TextArenaLogicPuzzle", "text_arena", ("textarena",)),
-    ("TextArenaMastermind", "text_arena", ("textarena",)),
-    ("TextArenaMinesweeper", "text_arena", ("textarena",)),
-    ("TextArenaPegJump", "text_arena", ("textarena",)),
-    ("TextArenaRushHour", "text_arena", ("textarena",)),
-    ("TextArenaSecretary", "text_arena", ("textarena",)),
-    ("TextArenaSet", "text_arena", ("textarena",)),
-    ("TextArenaSlitherlink", "text_arena", ("textarena",)),
-    ("TextArenaSokoban", "text_arena", ("textarena",)),
-    ("TextArenaSudoku", "text_arena", ("textarena",)),
-    ("TextArenaThreeCardMonte", "text_arena", ("textarena",)),
-    ("TextArenaTowerOfHanoi", "text_arena", ("textarena",)),
+_BUILTIN: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("pointer_chase", ("tools",), "PointerChase"),
+    ("higher_lower", (), "HigherLower"),
+    ("upkeep", (), "Upkeep"),
+    ("bfcl", ("bridge", "tools"), "BfclMultiTurn"),
+    ("tau2", ("bridge", "tools"), "Tau2Retail Tau2Airline Tau2Telecom Tau2Mock"),
+    ("wordle", (), "Wordle"),
+    ("mastermind", (), "Mastermind"),
+    ("text_maze", (), "TextMaze"),
+    ("key_door", (), "KeyDoor"),
+    ("calculator", ("tools",), "Calculator"),
+    ("sql_analyst", ("tools",), "SqlAnalyst"),
+    ("file_clerk", ("tools",), "FileClerk"),
+    ("assistant", ("tools",), "Assistant"),
+    ("toy_text", ("toy_text",), "FrozenLake Taxi CliffWalking Blackjack"),
+    ("reasoning", ("reasoning_gym",), "ReasoningGym"),
+    ("text_world", ("textworld",), "TextWorld"),
+    (
+        "text_arena",
+        ("textarena",),
+        "TextArena2048 TextArenaBandit TextArenaBlackjack TextArenaCountdown TextArenaCrosswords "
+        "TextArenaCryptarithm TextArenaFifteenPuzzle TextArenaFrozenLake TextArenaGuessTheNumber "
+        "TextArenaLightsOut TextArenaLogicPuzzle TextArenaMastermind TextArenaMinesweeper TextArenaPegJump "
+        "TextArenaRushHour TextArenaSecretary TextArenaSet TextArenaSlitherlink TextArenaSokoban "
+        "TextArenaSudoku TextArenaThreeCardMonte TextArenaTowerOfHanoi",
+    ),
 )
-"""Class, module and further tags of each environment that comes with this package."""
+"""Module, further tags and classes of the environments that come with this package."""
 
 _plugins_lock = threading.RLock()
 _plugins_loaded = False
@@ -164,9 +145,10 @@ def _name_of(entry_point: Any) -> str:
 
 def register_builtin() -> None:
     """Registers the environments that come with this package. Imports none of them, and may be called again."""
-    for name, module, tags in _BUILTIN:
-        if f"envgym/{name}-v0" not in gymnasium.registry:
-            register(f"envgym/{name}-v0", f"envgym.environments.{module}:{name}", tags=("builtin", *tags))
+    for module, tags, names in _BUILTIN:
+        for name in names.split():
+            if f"envgym/{name}-v0" not in gymnasium.registry:
+                register(f"envgym/{name}-v0", f"envgym.environments.{module}:{name}", tags=("builtin", *tags))
 
 
 def spec(id: str) -> EnvSpec:

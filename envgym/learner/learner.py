@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -160,7 +160,7 @@ class Learner:
 
     # -- one iteration ------------------------------------------------------------------------------------------------
 
-    def train_on(self, samples: Sequence[Sample], *, seed: int, update_actor: bool = True) -> dict[str, float]:
+    def train_on(self, samples: Iterable[Sample], *, seed: int, update_actor: bool = True) -> dict[str, float]:
         """One iteration on freshly collected samples.
 
         Args:
@@ -349,8 +349,9 @@ class Learner:
 
     # -- rows and forward passes --------------------------------------------------------------------------------------
 
-    def _distribute(self, samples: Sequence[Sample], num_minibatches: int, seed: int) -> tuple[Batch, Tensor]:
+    def _distribute(self, samples: Iterable[Sample], num_minibatches: int, seed: int) -> tuple[Batch, Tensor]:
         """The share of the global batch that this rank computes, and the minibatch of each of its rows."""
+        samples = list(samples)
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, [(sample.index, sample.length) for sample in samples])
         lengths = dict(sorted(entry for part in gathered for entry in part))

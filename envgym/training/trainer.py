@@ -19,7 +19,7 @@ from envgym.engines import EngineSetup, make_engine
 from envgym.engines.base import Engine
 from envgym.engines.embedded.tiny_model import create_model
 from envgym.evaluation.results import EnvironmentReport, summarise
-from envgym.learner.batch import Sample, make_sample
+from envgym.learner.batch import make_sample
 from envgym.learner.checkpoint import export_model, load_newest, save_checkpoint
 from envgym.learner.distributed import is_main, on_main
 from envgym.learner.estimator import Estimator
@@ -202,11 +202,11 @@ class Trainer:
         """One iteration: episodes are collected, the learner is updated with them and what samples with the learner."""
         state = self.state
         started = time.perf_counter()
-        samples = self._collect(episodes)
+        episodes_of_rank = self._collect(episodes)
         collected = time.perf_counter()
         self._call("on_collect")
         updating = time.perf_counter()
-        self._update(samples)
+        self._update(episodes_of_rank)
         updated = time.perf_counter()
         self._sync(state.iteration)
         episodes.advance(state.iteration)
@@ -287,8 +287,8 @@ class Trainer:
             episodes.advance(first - 1)
         return episodes
 
-    def _collect(self, episodes: IterationEpisodes) -> list[Sample]:
-        """This rank's episodes; those of all ranks are recorded and measured."""
+    def _collect(self, episodes: IterationEpisodes) -> Sequence[tuple[int, Trajectory]]:
+        """This rank's episodes, with their places in the global batch; those of all ranks are recorded and measured."""
         collected = episodes.collect(self.state.iteration)
         self.state.trajectories = collected.trajectories
         indexed = list(zip(episodes.indices, collected.trajectories, strict=True))
@@ -301,15 +301,16 @@ class Trainer:
             metrics = {f"episode/{name}": value for name, value in report.metrics().items()}
             metrics |= {f"rollout/{name}": value for name, value in lag.items()}
         self.state.metrics |= _from_main(metrics)
-        return [make_sample(trajectory, index) for index, trajectory in indexed]
+        return indexed
 
-    def _update(self, samples: Sequence[Sample]) -> None:
+    def _update(self, indexed: Sequence[tuple[int, Trajectory]]) -> None:
         """Trains actor and critic, or the critic alone while it is pretrained."""
         if self.engine.shares_memory:
             self.engine.sleep()
             self.learner.move_to(self.device)
         state = self.state
         seed = self.config.seed * 1_000_003 + state.iteration
+        samples = (make_sample(trajectory, index) for index, trajectory in indexed)
         state.metrics |= self.learner.train_on(samples, seed=seed, update_actor=not self.pretraining)
         if self.learner.critic is not None:
             state.metrics["critic/pretraining"] = float(self.pretraining)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from envgym.config import SGLangPolicyConfig
-    from envgym.engines.base import Engine, EngineSetup
+from envgym.config import SGLangPolicyConfig
+from envgym.engines.base import Engine, EngineSetup
 
 
 def make_engine(config: SGLangPolicyConfig, setup: EngineSetup) -> Engine:
