@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from envgym.config import EmbeddedPolicyConfig
-from envgym.engines.base import Engine, EngineSetup
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from envgym.config import EmbeddedPolicyConfig
+    from envgym.engines.base import Engine, EngineSetup
 
 
 def make_engine(config: EmbeddedPolicyConfig, setup: EngineSetup) -> Engine:
