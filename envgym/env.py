@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -208,3 +209,65 @@ def success_at_end(env: gymnasium.Env[str, str], info: Mapping[str, Any]) -> boo
     if reports is False or (reports is None and said is None):
         return None
     return bool(said)
+
+
+def env_id_of(env: gymnasium.Env[str, str]) -> str:
+    """Registered id of an environment; the name of its class where it is not registered."""
+    spec = env.unwrapped.spec
+    return type(env.unwrapped).__name__ if spec is None else spec.id
+
+
+def reward_fields(step: Step) -> dict[str, Any]:
+    """The fields of the record of a turn that its step decides."""
+    reward = float(step.reward)
+    components = step.info.get("reward_components")
+    if components is None:
+        components = {"reward": reward} if reward else {}
+    return {
+        "reward": reward,
+        "reward_components": {str(name): float(value) for name, value in components.items()},
+        "action_error": step.info.get("action_error"),
+    }
+
+
+def ending_fields(env: gymnasium.Env[str, str], step: Step) -> dict[str, Any]:
+    """The fields of the record of an episode that its last step decides.
+
+    Raises:
+        ValueError: The step truncates and does not say why, or something in `info` cannot be written down.
+    """
+    if not step.terminated and "truncation_reason" not in step.info:
+        raise ValueError("the environment truncated without info['truncation_reason']; return Step.truncation(...)")
+    return {
+        "terminated": bool(step.terminated),
+        "truncated": not step.terminated,
+        "truncation_reason": None if step.terminated else TruncationReason(step.info["truncation_reason"]),
+        "final_observation": step.observation,
+        "final_role": step.info.get("role", "user"),
+        "success": success_at_end(env, step.info),
+        "info": other_info(step.info),
+    }
+
+
+def other_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What `info` holds beside the entries that have a place of their own in the record.
+
+    Raises:
+        ValueError: Something in it cannot be written down.
+    """
+    placed = ("reward_components", "truncation_reason", "success", "role", "action_error")
+    return plain_json({key: value for key, value in info.items() if key not in placed}, "info")
+
+
+def plain_json(value: dict[str, Any], what: str) -> dict[str, Any]:
+    """A copy as JSON knows it, so that the record stays what it is whatever becomes of the original.
+
+    Raises:
+        ValueError: Something in it cannot be written down.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"everything in {what} must be JSON-serialisable: {error}") from error

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from envgym.agent import Agent
-from envgym.env import TextEnv
+from envgym.env import TextEnv, env_id_of
 from envgym.errors import CollectionError, PromptLengthError, StepTimeoutError, UnplayableError
-from envgym.rollout.episode import env_id_of, failed_episode, play_episode
+from envgym.rollout.episode import failed_episode, play_episode
 from envgym.rollout.threads import WorkerThreads, run_to_end
 from envgym.types import Trajectory
 

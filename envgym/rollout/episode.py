@@ -7,7 +7,6 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-import json
 import math
 import time
 import traceback
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
 from envgym.agent import Action, Agent, Player, PromptTooLong
-from envgym.env import Step, TextEnv, success_at_end
+from envgym.env import Step, TextEnv, ending_fields, env_id_of, other_info, plain_json, reward_fields, success_at_end
 from envgym.errors import RewardError, StepTimeoutError, UnplayableError
 from envgym.registry import make
 from envgym.rollout.threads import run_to_end
@@ -119,7 +118,7 @@ async def play_episode(
         ValueError: The options are no JSON values.
     """
     # The record keeps a copy of its own: neither the caller nor the environment can change what is written down.
-    record = _Record(env_id_of(env), seed, _plain_json(dict(options or {}), "options"))
+    record = _Record(env_id_of(env), seed, plain_json(dict(options or {}), "options"))
     try:
         observation, info = await call(_reset, env, seed, copy.deepcopy(dict(options)) if options else None)
     except Exception as error:
@@ -152,11 +151,6 @@ async def play_episode(
 def failed_episode(env_id: str, seed: int, error: BaseException) -> Trajectory:
     """The record of an episode that an error kept from beginning."""
     return _Record(env_id, seed, {}).failed(error)
-
-
-def env_id_of(env: TextEnv) -> str:
-    """Registered id of an environment; the name of its class where it is not registered."""
-    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
 class _ThreadedPlayer:
@@ -242,25 +236,15 @@ async def _play_turns(
             record.turns.append(turn)
             return record.ended(**_cut(_CUTS[turn.finish_reason], terminal_limits, env, info))
         step: Step = await call(env.step, action.text)
-        record.turns.append(_executed(turn, step, time.perf_counter() - sampled))
+        seconds = time.perf_counter() - sampled
+        record.turns.append(dataclasses.replace(turn, executed=True, step_s=seconds, **reward_fields(step)))
         total += record.turns[-1].reward
         if not math.isfinite(total):
             raise RewardError(f"the rewards of the episode sum to {total}; keep them small enough to add up")
         observation, info = step.observation, step.info
         if step.terminated or step.truncated:
-            reason = None if step.terminated else _truncation_reason(info)
-            return record.ended(
-                terminated=bool(step.terminated),
-                truncated=not step.terminated,
-                truncation_reason=reason,
-                final_observation=observation,
-                final_observation_ids=as_token_ids(
-                    playing.player.final_observation_ids(observation, info), "final_observation_ids"
-                ),
-                final_role=info.get("role", "user"),
-                success=success_at_end(env, info),
-                info=_rest(info),
-            )
+            final_ids = as_token_ids(playing.player.final_observation_ids(observation, info), "final_observation_ids")
+            return record.ended(final_observation_ids=final_ids, **ending_fields(env, step))
 
 
 def _reset(env: TextEnv, seed: int, options: dict[str, Any] | None) -> tuple[str, dict[str, Any]]:
@@ -280,53 +264,8 @@ def _cut(
         "truncated": not terminal,
         "truncation_reason": None if terminal else reason,
         "success": success,
-        "info": _rest(info),
+        "info": other_info(info),
     }
-
-
-def _truncation_reason(info: Mapping[str, Any]) -> TruncationReason:
-    if "truncation_reason" not in info:
-        raise ValueError("the environment truncated without info['truncation_reason']; return Step.truncation(...)")
-    return TruncationReason(info["truncation_reason"])
-
-
-def _rest(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What `info` holds beside the entries that have a place of their own in the record.
-
-    Raises:
-        ValueError: Something in it cannot be written down.
-    """
-    placed = ("reward_components", "truncation_reason", "success", "role", "action_error")
-    return _plain_json({key: value for key, value in info.items() if key not in placed}, "info")
-
-
-def _plain_json(value: dict[str, Any], what: str) -> dict[str, Any]:
-    """A copy as JSON knows it, so that the record stays what it is whatever becomes of the original.
-
-    Raises:
-        ValueError: Something in it cannot be written down.
-    """
-    try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
-        text.encode()
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"everything in {what} must be JSON-serialisable: {error}") from error
-
-
-def _executed(turn: Turn, step: Step, seconds: float) -> Turn:
-    reward = float(step.reward)
-    components = step.info.get("reward_components")
-    if components is None:
-        components = {"reward": reward} if reward else {}
-    return dataclasses.replace(
-        turn,
-        reward=reward,
-        reward_components={str(name): float(value) for name, value in components.items()},
-        executed=True,
-        action_error=step.info.get("action_error"),
-        step_s=seconds,
-    )
 
 
 def _describe(error: BaseException) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import gymnasium
 
-from envgym.env import Step, success_at_end
-from envgym.types import Trajectory, TruncationReason, Turn
+from envgym.env import Step, ending_fields, env_id_of, reward_fields
+from envgym.types import Trajectory, Turn
 from envgym.wrappers.wrapper import TextWrapper, as_step
 
 try:
@@ -18,8 +18,6 @@ try:
 except ImportError:  # not a POSIX system: one process may write to a file
     fcntl = None  # type: ignore[assignment]
 
-_TURN_KEYS = ("reward_components", "truncation_reason", "success", "role", "action_error")
-"""Entries of `info` that have a place of their own in the record."""
 _BLOCK = 65536
 
 
@@ -74,23 +72,12 @@ class RecordTrajectory(TextWrapper):
             self._write(failure=f"{type(error).__name__}: {error}")
             raise
         ended = time.perf_counter()
-        reward = float(step.reward)
-        components = step.info.get("reward_components")
-        if components is None:
-            components = {"reward": reward} if reward else {}
         self._turns.append(
-            self._turn(
-                action,
-                reward=reward,
-                reward_components=dict(components),
-                action_error=step.info.get("action_error"),
-                generate_s=started - self._last,
-                step_s=ended - started,
-            )
+            self._turn(action, generate_s=started - self._last, step_s=ended - started, **reward_fields(step))
         )
         self._observation, self._role, self._last = step.observation, step.info.get("role", "user"), ended
         if step.terminated or step.truncated:
-            self._write_end(step)
+            self._write(**ending_fields(self.env, step))
         return step
 
     def close(self) -> None:
@@ -100,30 +87,14 @@ class RecordTrajectory(TextWrapper):
     def _turn(self, action: str, reward: float = 0.0, **fields: Any) -> Turn:
         return Turn(observation=self._observation, action=action, reward=reward, role=self._role, **fields)
 
-    def _write_end(self, step: Step) -> None:
-        if not step.terminated and "truncation_reason" not in step.info:
-            raise ValueError("the environment truncated without info['truncation_reason']; return Step.truncation(...)")
-        reason = None if step.terminated else TruncationReason(step.info["truncation_reason"])
-        self._write(
-            terminated=bool(step.terminated),
-            truncated=not step.terminated,
-            truncation_reason=reason,
-            final_observation=step.observation,
-            final_role=self._role,
-            success=success_at_end(self.env, step.info),
-            info={key: value for key, value in step.info.items() if key not in _TURN_KEYS},
-        )
-
     def _leave(self, call: str) -> None:
         if self._turns:
             self._write(failure=f"left before its end by {call}")
 
     def _write(self, *, terminated: bool = False, truncated: bool = False, **ending: Any) -> None:
-        spec = self.env.unwrapped.spec
-        env_id = type(self.env.unwrapped).__name__ if spec is None else spec.id
         turns, self._turns = tuple(self._turns), []
         seed = -1 if self._seed is None else self._seed
-        record = Trajectory(env_id, seed, turns, terminated, truncated, options=self._options, **ending)
+        record = Trajectory(env_id_of(self.env), seed, turns, terminated, truncated, options=self._options, **ending)
         append_line(self.path, record.to_json(), sync=self.sync)
 
 
