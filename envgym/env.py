@@ -217,19 +217,6 @@ def env_id_of(env: gymnasium.Env[str, str]) -> str:
     return type(env.unwrapped).__name__ if spec is None else spec.id
 
 
-def reward_fields(step: Step) -> dict[str, Any]:
-    """The fields of the record of a turn that its step decides."""
-    reward = float(step.reward)
-    components = step.info.get("reward_components")
-    if components is None:
-        components = {"reward": reward} if reward else {}
-    return {
-        "reward": reward,
-        "reward_components": {str(name): float(value) for name, value in components.items()},
-        "action_error": step.info.get("action_error"),
-    }
-
-
 def ending_fields(env: gymnasium.Env[str, str], step: Step) -> dict[str, Any]:
     """The fields of the record of an episode that its last step decides.
 

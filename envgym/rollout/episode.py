@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
 from envgym.agent import Action, Agent, Player, PromptTooLong
-from envgym.env import Step, TextEnv, ending_fields, env_id_of, other_info, plain_json, reward_fields, success_at_end
+from envgym.env import Step, TextEnv, ending_fields, env_id_of, other_info, plain_json, success_at_end
 from envgym.errors import RewardError, StepTimeoutError, UnplayableError
 from envgym.registry import make
 from envgym.rollout.threads import run_to_end
 from envgym.types import Completion, FinishReason, Trajectory, TruncationReason, Turn, VersionSpan
 from envgym.wrappers import EpisodeGuard, MaxTurns
+from envgym.wrappers.guard import reward_fields
 
 Call = Callable[..., Awaitable[Any]]
 """Awaits a blocking function: `await call(function, *args)`; see `WorkerThreads.call`, also for `if_abandoned`."""

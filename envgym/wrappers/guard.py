@@ -105,6 +105,23 @@ def components_problem(step: Step) -> str | None:
     return f"the reward components {_shortened(str(dict(components)))} sum to {total}, but the reward is {step.reward}"
 
 
+def components_of(step: Step) -> Mapping[str, float]:
+    """The components of a reward by name; one without any counts as one component named "reward"."""
+    components = step.info.get("reward_components")
+    if components is None:
+        return {"reward": float(step.reward)} if step.reward else {}
+    return components
+
+
+def reward_fields(step: Step) -> dict[str, Any]:
+    """The fields of the record of a turn that its step decides."""
+    return {
+        "reward": float(step.reward),
+        "reward_components": {str(name): float(value) for name, value in components_of(step).items()},
+        "action_error": step.info.get("action_error"),
+    }
+
+
 def _sum(values: Iterable[Any]) -> float:
     try:
         return math.fsum(values)

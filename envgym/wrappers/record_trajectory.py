@@ -9,8 +9,9 @@ from typing import Any
 
 import gymnasium
 
-from envgym.env import Step, ending_fields, env_id_of, reward_fields
+from envgym.env import Step, ending_fields, env_id_of
 from envgym.types import Trajectory, Turn
+from envgym.wrappers.guard import reward_fields
 from envgym.wrappers.wrapper import TextWrapper, as_step
 
 try:

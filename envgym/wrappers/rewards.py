@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import gymnasium
 
 from envgym.env import Step
+from envgym.wrappers.guard import components_of
 from envgym.wrappers.wrapper import TextWrapper, as_step
 
 OTHERS = "other_reward_components"
@@ -65,9 +66,7 @@ class ComponentFilter(TextWrapper):
 
     def step(self, action: str) -> Step:  # type: ignore[override]
         step = as_step(self.env.step(action))
-        components = step.info.get("reward_components")
-        if components is None:
-            components = {"reward": step.reward} if step.reward else {}
+        components = components_of(step)
         kept = {name: value for name, value in components.items() if name in self.keep}
         others = {name: value for name, value in components.items() if name not in self.keep}
         info = {**step.info, "reward_components": kept, OTHERS: {**step.info.get(OTHERS, {}), **others}}

@@ -18,7 +18,7 @@ from typing import Any
 PATH = (
     "wrappers.limits:MaxTurns.step",
     "wrappers.guard:EpisodeGuard.step",
-    "rollout.episode:_executed",
+    "wrappers.guard:reward_fields",
     "rollout.episode:_play_turns",
     "rollout.episode:_Record.ended",
     "rollout.episode:play_episode",
