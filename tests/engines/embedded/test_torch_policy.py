@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from envgym.engines.base import Policy
 from envgym.engines.embedded import policy as torch_policy
@@ -37,10 +37,9 @@ def random_model(seed=0, **changes):
 MODEL = random_model()
 
 
-async def play(policy, seed, sampling, *, turns=4, session=None, delays=None):
+async def play(policy, seed, session, sampling, *, turns=4, delays=None):
     """One episode whose observations follow from the seed; returns its (prompt, completion) pairs."""
     rng = random.Random(seed)
-    session = policy.open_session(seed=seed) if session is None else session
     prompt, played = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))], []
     try:
         for _ in range(turns):
@@ -54,18 +53,12 @@ async def play(policy, seed, sampling, *, turns=4, session=None, delays=None):
     return played
 
 
-async def play_all(policy, seeds, sampling, **settings):
-    sessions = [policy.open_session(seed=seed) for seed in seeds]
-    return await asyncio.gather(
-        *[
-            play(policy, seed, sampling, session=session, **settings)
-            for seed, session in zip(seeds, sessions, strict=True)
-        ]
-    )
-
-
 def run(policy, seeds, sampling, **settings):
-    return asyncio.run(play_all(policy, seeds, sampling, **settings))
+    async def main():
+        sessions = {seed: policy.open_session(seed=seed) for seed in seeds}
+        return await asyncio.gather(*[play(policy, *each, sampling, **settings) for each in sessions.items()])
+
+    return asyncio.run(main())
 
 
 def assert_logprobs_are_those_of(model, episodes, sampling):
@@ -94,10 +87,11 @@ SAMPLINGS = {
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_multi_turn_logprobs_equal_those_of_transformers(name, deterministic):
+def test_logprobs_of_more_sessions_than_slots_equal_those_of_transformers(name, deterministic):
     sampling = SAMPLINGS[name]
-    policy = TorchPolicy(MODEL, max_concurrency=5, deterministic=deterministic)
+    policy = TorchPolicy(MODEL, max_concurrency=3, deterministic=deterministic)
     episodes = run(policy, range(8), sampling)
+    assert [len(played) for played in episodes] == [4] * 8
     assert_logprobs_are_those_of(MODEL, episodes, sampling)
     for played in episodes:
         for _, completion in played:
@@ -106,23 +100,6 @@ def test_multi_turn_logprobs_equal_those_of_transformers(name, deterministic):
                 assert all(t in kept for t, kept in zip(completion.token_ids, completion.support, strict=True))
                 assert sampling.top_k == 0 or {len(kept) for kept in completion.support} == {sampling.top_k}
             assert completion.version_spans == (VersionSpan(0, len(completion.token_ids), 0),)
-
-
-def test_a_llama_model_works_too():
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-    )
-    model = AutoModelForCausalLM.from_config(config).float().eval()
-    sampling = SamplingParams(max_new_tokens=9)
-    assert_logprobs_are_those_of(model, run(TorchPolicy(model), range(4), sampling), sampling)
 
 
 def test_a_folder_gives_the_same_policy_as_the_model_in_it(tmp_path):
@@ -159,10 +136,8 @@ def test_a_turn_computes_only_what_its_prompt_adds(monkeypatch):
         await policy.generate([1] * 30 + [*first.token_ids, 2, 3], SamplingParams(max_new_tokens=5), session=session)
 
     asyncio.run(main())
-    assert computed == [
-        29,
-        2,
-    ]  # the last token of a prompt is fed like a sampled one; the last sampled one was never fed
+    # The last token of a prompt is fed like a sampled one; the last sampled one was never fed.
+    assert computed == [29, 2]
 
 
 def test_a_prompt_that_diverges_from_the_cache_is_right():
@@ -177,16 +152,7 @@ def test_a_prompt_that_diverges_from_the_cache_is_right():
     assert_logprobs_are_those_of(MODEL, asyncio.run(main()), sampling)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_more_sessions_than_slots_all_finish_with_right_logprobs(deterministic):
-    sampling = SamplingParams(max_new_tokens=7)
-    policy = TorchPolicy(MODEL, max_concurrency=2, deterministic=deterministic)
-    episodes = run(policy, range(7), sampling)
-    assert [len(played) for played in episodes] == [4] * 7
-    assert_logprobs_are_those_of(MODEL, episodes, sampling)
-
-
-def test_idle_sessions_lose_their_slot_least_recently_used_first_and_come_back_right():
+def test_idle_sessions_hold_up_nobody_lose_their_slot_least_recently_used_first_and_come_back_right():
     sampling = SamplingParams(max_new_tokens=10)
     policy = TorchPolicy(MODEL, max_concurrency=2, deterministic=False)
 
@@ -207,15 +173,14 @@ def test_idle_sessions_lose_their_slot_least_recently_used_first_and_come_back_r
         assert slots == [{a}, {a, b}, {a, b}, {a, c}, {b, c}, {a, b}]
         return [played]
 
-    assert_logprobs_are_those_of(MODEL, asyncio.run(main()), sampling)
+    assert_logprobs_are_those_of(MODEL, asyncio.run(asyncio.wait_for(main(), 10)), sampling)
 
 
 def test_deterministic_mode_draws_the_same_bits_whatever_the_timing():
     sampling = SamplingParams(max_new_tokens=9, stop_token_ids=(3, 5, 7, 9, 11))
     want = run(TorchPolicy(MODEL, max_concurrency=4), range(9), sampling)
-    assert len({len(completion.token_ids) for played in want for _, completion in played}) > 3, (
-        "turns should vary in length"
-    )
+    lengths = {len(completion.token_ids) for played in want for _, completion in played}
+    assert len(lengths) > 3, "turns should vary in length"
     for attempt in range(4):
         shuffled = list(range(9))
         random.Random(attempt).shuffle(shuffled)
@@ -233,7 +198,8 @@ def test_what_a_session_draws_follows_its_seed_not_its_company():
     assert together[0][0][1].token_ids != together[1][0][1].token_ids
 
 
-def test_deterministic_mode_waits_for_a_session_whose_environment_is_stepping_and_goes_on_when_it_closes():
+def test_deterministic_mode_waits_for_a_session_and_names_it_in_the_log_until_it_closes(monkeypatch, caplog):
+    monkeypatch.setattr(torch_policy, "_STALL_S", 0.02)
     policy = TorchPolicy(MODEL)
 
     async def main():
@@ -244,46 +210,19 @@ def test_deterministic_mode_waits_for_a_session_whose_environment_is_stepping_an
         policy.close_session(stepping)
         policy.close_session(stepping)
         assert len((await turn).token_ids) == 3
+        return stepping
 
-    asyncio.run(main())
-
-
-def test_a_session_that_holds_up_the_others_is_named_in_the_log(monkeypatch, caplog):
-    monkeypatch.setattr(torch_policy, "_STALL_S", 0.02)
-    policy = TorchPolicy(MODEL)
-
-    async def main():
-        forgotten, ready = policy.open_session(seed=0), policy.open_session(seed=1)
-        turn = asyncio.create_task(policy.generate([1], SamplingParams(max_new_tokens=3), session=ready))
-        await asyncio.sleep(0.05)
-        policy.close_session(forgotten)
-        await turn
-        return forgotten
-
-    forgotten = asyncio.run(main())
+    session = asyncio.run(main())
     (record,) = caplog.records
-    assert f"session {forgotten} " in record.getMessage() and "close" in record.getMessage()
-
-
-def test_other_mode_does_not_wait():
-    policy = TorchPolicy(MODEL, deterministic=False)
-
-    async def main():
-        policy.open_session(seed=0)
-        session = policy.open_session(seed=1)
-        return await asyncio.wait_for(policy.generate([1], SamplingParams(max_new_tokens=3), session=session), 5)
-
-    assert len(asyncio.run(main()).token_ids) == 3
+    assert f"session {session} " in record.getMessage() and "close" in record.getMessage()
 
 
 def test_other_coroutines_run_between_steps():
     policy = TorchPolicy(MODEL)
 
     async def main():
-        turn = asyncio.create_task(
-            policy.generate([1], SamplingParams(max_new_tokens=40), session=policy.open_session(seed=0))
-        )
-        laps = 0
+        session, laps = policy.open_session(seed=0), 0
+        turn = asyncio.create_task(policy.generate([1], SamplingParams(max_new_tokens=40), session=session))
         while not turn.done():
             await asyncio.sleep(0)
             laps += 1
@@ -317,35 +256,36 @@ def test_finish_reasons():
     assert full.finish_reason == "context" and len(full.token_ids) == 5
     exact = generate(policy, [1] * (CONTEXT - 5), SamplingParams(max_new_tokens=5))
     assert exact.finish_reason == "length"
-    assert_logprobs_are_those_of(
-        MODEL, [[([1, 2], free), ([1, 2], stopped), ([1] * (CONTEXT - 5), full)] * 2], SamplingParams()
-    )
+    short = generate(TorchPolicy(MODEL, context_length=20), [1] * 17, SamplingParams(max_new_tokens=30))
+    assert short.finish_reason == "context" and len(short.token_ids) == 3
+    played = [([1, 2], free), ([1, 2], stopped), ([1] * (CONTEXT - 5), full)]
+    assert_logprobs_are_those_of(MODEL, [played * 2], SamplingParams())
 
 
-def test_a_context_shorter_than_the_models_ends_the_turn():
-    completion = generate(TorchPolicy(MODEL, context_length=20), [1] * 17, SamplingParams(max_new_tokens=30))
-    assert completion.finish_reason == "context" and len(completion.token_ids) == 3
+NO_TOKEN = r"token \d of the prompt is .*; token ids are integers"
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"),
+    ("prompt", "error", "message"),
     [
-        ([], "the prompt is empty"),
-        ([1, VOCAB], rf"token id {VOCAB} .*outside the model's vocabulary \[0, {VOCAB}\)"),
-        ([-1, 1], "token id -1"),
-        ([1] * CONTEXT, f"leaves no room in the context of {CONTEXT}.*at most {CONTEXT - 1} tokens"),
+        ([], ValueError, "the prompt is empty"),
+        ([1, VOCAB], ValueError, rf"token id {VOCAB} .*outside the model's vocabulary \[0, {VOCAB}\)"),
+        ([-1, 1], ValueError, "token id -1"),
+        ([1] * CONTEXT, ValueError, f"leaves no room in the context of {CONTEXT}.*at most {CONTEXT - 1} tokens"),
+        *((prompt, TypeError, NO_TOKEN) for prompt in ([5, True], [1.0], "abc", [5, None])),
     ],
 )
-def test_bad_prompts_are_refused_and_the_session_still_works(prompt, message):
-    policy = TorchPolicy(MODEL)
+def test_bad_prompts_are_refused_and_the_session_still_works(prompt, error, message):
+    policy = TorchPolicy(MODEL, max_concurrency=1)
 
     async def main():
         session = policy.open_session(seed=0)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(error, match=message):
             await policy.generate(prompt, SamplingParams(), session=session)
-        return await policy.generate([1], SamplingParams(max_new_tokens=2), session=session)
+        for other in ([5, 1], np.array([5, 1, 7]), torch.tensor([5, 1, 7])):
+            assert len((await policy.generate(other, SamplingParams(max_new_tokens=2), session=session)).token_ids) == 2
 
-    assert len(asyncio.run(main()).token_ids) == 2
+    asyncio.run(main())
 
 
 def test_sessions_that_are_unknown_closed_or_busy_are_refused():
@@ -413,7 +353,7 @@ def test_an_error_in_a_step_fails_all_turns_instead_of_hanging_and_the_policy_re
         turns = [policy.generate([1, 2], sampling, session=session) for session in sessions]
         failed = await asyncio.wait_for(asyncio.gather(*turns, return_exceptions=True), 10)
         assert [str(error) for error in failed] == ["out of memory"] * 3
-        turns = [play(policy, seed, sampling, session=session) for seed, session in enumerate(sessions)]
+        turns = [play(policy, seed, session, sampling) for seed, session in enumerate(sessions)]
         return await asyncio.wait_for(asyncio.gather(*turns), 10)
 
     assert_logprobs_are_those_of(MODEL, asyncio.run(main()), sampling)
@@ -432,7 +372,7 @@ def test_the_policy_works_in_one_event_loop_after_another_even_when_one_was_left
     first = run(policy, range(3), sampling)
 
     async def abandon():
-        asyncio.create_task(play(policy, 5, sampling))  # noqa: RUF006
+        asyncio.create_task(play(policy, 5, policy.open_session(seed=5), sampling))  # noqa: RUF006
         for _ in range(4):
             await asyncio.sleep(0)
 
@@ -464,27 +404,23 @@ def test_new_weights_in_mid_turn_split_its_spans_and_sample_the_rest():
         assert completion.logprobs[start:end] == pytest.approx(want.tolist(), abs=1e-4)
 
 
-def test_a_cache_of_old_weights_is_not_used_in_the_next_turn():
+def test_the_next_turn_uses_new_weights_and_neither_its_old_cache_nor_the_senders_tensors():
     other, sampling = random_model(seed=9), SamplingParams(max_new_tokens=60)
     policy = TorchPolicy(MODEL)
+    # The head is tied, so it may be left out.
+    sent = {name: tensor.clone() for name, tensor in other.state_dict().items() if name != "lm_head.weight"}
 
     async def main():
         session = policy.open_session(seed=0)
         first = await policy.generate([1, 2, 3], SamplingParams(max_new_tokens=9), session=session)
-        policy.load_weights(other.state_dict().items(), version=1)
+        policy.load_weights(sent.items(), version=2)
+        for tensor in sent.values():
+            tensor.zero_()
         prompt = [1, 2, 3, *first.token_ids]
         return [[(prompt, await policy.generate(prompt, sampling, session=session))]]
 
     assert_logprobs_are_those_of(other, asyncio.run(main()), sampling)
-
-
-def test_the_senders_tensors_may_change_afterwards():
-    other, sampling = random_model(seed=9), SamplingParams(max_new_tokens=60)
-    policy, buffers = TorchPolicy(MODEL), [(name, tensor.clone()) for name, tensor in other.state_dict().items()]
-    policy.load_weights(buffers, 1)
-    for _, buffer in buffers:
-        buffer.zero_()
-    assert_logprobs_are_those_of(other, [[([1], generate(policy, [1], sampling))]], sampling)
+    assert policy.version == 2
 
 
 @pytest.mark.parametrize(
@@ -505,23 +441,3 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_go_on(change, mess
     assert next(left, None) is None, "ranks that gather the rest of the weights would wait for this one"
     assert policy.version == 0
     assert_logprobs_are_those_of(MODEL, [[([1], generate(policy, [1], sampling))]], sampling)
-
-
-def test_a_tied_head_may_be_left_out_of_an_update():
-    policy = TorchPolicy(MODEL)
-    policy.load_weights([(name, tensor) for name, tensor in MODEL.state_dict().items() if name != "lm_head.weight"], 2)
-    assert policy.version == 2
-
-
-@pytest.mark.parametrize("prompt", [[5, True], [1.0], "abc", [5, None]])
-def test_what_is_no_token_is_named_and_forgotten(prompt):
-    policy = TorchPolicy(random_model(), max_concurrency=1)
-
-    async def main():
-        session = policy.open_session(seed=0)
-        with pytest.raises(TypeError, match=r"token \d of the prompt is .*; token ids are integers"):
-            await policy.generate(prompt, SamplingParams(max_new_tokens=1), session=session)
-        for other in ([5, 1], np.array([5, 1, 7]), torch.tensor([5, 1, 7])):
-            assert (await policy.generate(other, SamplingParams(max_new_tokens=1), session=session)).token_ids
-
-    asyncio.run(main())
