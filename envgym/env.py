@@ -115,20 +115,15 @@ _new = tuple.__new__
 def _reward_of(reward: float | Mapping[str, float], role: str, action_error: str | None, info: dict[str, Any]) -> float:
     """Puts what every step reports into `info` and returns the scalar reward."""
     components: dict[str, float] = {}
-    if isinstance(reward, dict) or isinstance(reward, Mapping):  # noqa: SIM101 - the first is fast, and the usual case
-        try:
+    try:
+        if isinstance(reward, dict) or isinstance(reward, Mapping):  # noqa: SIM101 - the first is fast, and usual
             for name, value in reward.items():
                 components[str(name)] = float(value)
             total = math.fsum(components.values())
-        except OverflowError:  # beyond the largest float
-            total = math.nan
-    else:
-        try:
-            total = float(reward)
-        except OverflowError:
-            total = math.nan
-        if total:
+        elif total := float(reward):
             components["reward"] = total
+    except OverflowError:  # beyond the largest float
+        total = math.nan
     if not math.isfinite(total):
         raise RewardError(f"a reward must be a finite number, got {reward!r}")
     if role != "user" and role != "tool":

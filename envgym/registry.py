@@ -243,9 +243,10 @@ def make(id: str | EnvSpec, *, max_turns: int | None = None, **kwargs: Any) -> T
         ValueError: `max_turns` is below 1, or the constructor does not take an argument or its value, or lacks one.
     """
     entry = spec(id) if isinstance(id, str) else id
-    if max_turns is not None and max_turns < 1:
-        raise ValueError(f"max_turns must be at least 1, got {max_turns}")
-    _check_kwargs(entry, kwargs)
+    accepted = arguments_of(entry)
+    for name in kwargs:
+        if accepted is not None and name not in accepted:
+            raise ValueError(f"'{entry.id}' takes no argument '{name}'; it takes {', '.join(['max_turns', *accepted])}")
     wrappers = tuple(
         WrapperSpec(wrapper.name, wrapper.entry_point, {**(wrapper.kwargs or {}), "max_turns": max_turns})
         if wrapper.entry_point == _LIMIT and max_turns is not None
@@ -298,14 +299,6 @@ def arguments_of(entry: EnvSpec) -> list[str] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
-
-
-def _check_kwargs(entry: EnvSpec, kwargs: Mapping[str, Any]) -> None:
-    accepted = arguments_of(entry)
-    for name in kwargs:
-        if accepted is not None and name not in accepted:
-            known = ", ".join(["max_turns", *accepted])
-            raise ValueError(f"'{entry.id}' takes no argument '{name}'; it takes {known}")
 
 
 def _is_ours(entry: EnvSpec) -> bool:

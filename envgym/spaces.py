@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from ctypes import c_uint8
-from typing import Any, overload
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -61,12 +61,6 @@ class TextSpace(gymnasium.Space[str]):
     def contains(self, x: Any) -> bool:
         return isinstance(x, str)
 
-    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
-        return list(sample_n)
-
-    def from_jsonable(self, sample_n: list[Any]) -> list[str]:
-        return [str(sample) for sample in sample_n]
-
     def __repr__(self) -> str:
         return f"TextSpace({len(self.examples)} examples)" if self.examples else "TextSpace()"
 
@@ -90,11 +84,7 @@ class SharedTexts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._slots)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self)[index]
         slot = self._slots[index]
@@ -104,13 +94,8 @@ class SharedTexts(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
         return tuple(self)
-
-    def __repr__(self) -> str:
-        return f"SharedTexts({tuple(self)!r})"
 
 
 @create_shared_memory.register(TextSpace)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any, cast
 
 from envgym.agent import Player
@@ -53,10 +54,12 @@ def solver(subject: Subject) -> Iterator[str]:
     rewards = {"solver": 0.0, "random": 0.0}
     for seed in SEEDS:
         env = subject.limited(MAX_TURNS)
-        success, reward = _play(env, seed, cast(TextEnv, env.unwrapped).solver())
+        success, reward = _play(env, seed, cast(Player, cast(TextEnv, env.unwrapped).solver()).act)
         successes.append(success)
         rewards["solver"] += reward
-        rewards["random"] += _play(env, seed, _Fixed(subject.actions(seed, MAX_TURNS)))[1]
+        rewards["random"] += _play(
+            env, seed, lambda *_, actions=cycle(subject.actions(seed, MAX_TURNS)): next(actions)
+        )[1]
     if all(success is None for success in successes):
         if rewards["solver"] < rewards["random"]:
             yield f"the solver earns less than random actions over {len(SEEDS)} episodes: {rewards}"
@@ -67,24 +70,12 @@ def solver(subject: Subject) -> Iterator[str]:
         yield f"the solver succeeds in {rate:.0%} of the episodes, not {MIN_SUCCESS:.0%}; failed seeds {failed}"
 
 
-class _Fixed(Player):
-    """Plays a list of actions, again and again."""
-
-    def __init__(self, actions: list[str]) -> None:
-        self.actions = actions
-        self.turn = -1
-
-    def act(self, observation: str, info: Any) -> str:
-        self.turn += 1
-        return self.actions[self.turn % len(self.actions)]
-
-
-def _play(env: TextEnv, seed: int, player: Any) -> tuple[Any, float]:
+def _play(env: TextEnv, seed: int, act: Callable[..., Any]) -> tuple[Any, float]:
     """Success and total reward of an episode."""
     observation, info = env.reset(seed=seed)
     total = 0.0
     while True:
-        observation, reward, terminated, truncated, info = env.step(player.act(observation, info))
+        observation, reward, terminated, truncated, info = env.step(act(observation, info))
         total += reward
         if terminated or truncated:
             return success_at_end(env, info), total

@@ -10,15 +10,15 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from envgym.checking.subject import Subject, difference, record, transcript
-from envgym.env import Step, TextEnv
+from envgym.checking.subject import Subject, difference, record, steps, transcript
+from envgym.env import TextEnv
 from envgym.errors import ContractError, EpisodeOrderError
-from envgym.wrappers import as_step
 
 SEEDS = (11, 12, 13, 14)
 GRACE_S = 1.0
@@ -83,21 +83,13 @@ def leak_between_instances(subject: Subject) -> Iterator[str]:
     seeds = SEEDS[:2]
     actions = [subject.actions(seed) for seed in seeds]
     expected = [transcript(subject.fresh(), acts, seed=seed) for acts, seed in zip(actions, seeds, strict=True)]
-    envs = [subject.fresh() for _ in seeds]
-    played = [[record(_reset(env, seed))] for env, seed in zip(envs, seeds, strict=True)]
-    for turn in range(max(len(records) for records in expected) - 1):
-        for env, acts, records, target in zip(envs, actions, played, expected, strict=True):
-            if turn < len(target) - 1:
-                records.append(record(as_step(env.step(acts[turn]))))
+    plays = [map(record, steps(subject.fresh(), acts, seed=seed)) for acts, seed in zip(actions, seeds, strict=True)]
+    turns = list(zip_longest(*plays))  # a step of the one, a step of the other
+    played = [[entry for entry in entries if entry is not None] for entries in zip(*turns, strict=True)]
     for target, records in zip(expected, played, strict=True):
         if found := difference(target, records):
             yield f"two instances stepped alternately disturbed each other: {found}; keep no state in class or module"
             return
-
-
-def _reset(env: TextEnv, seed: int) -> Step:
-    observation, info = env.reset(seed=seed)
-    return Step(observation, 0.0, False, False, info)
 
 
 def info_reproducible(subject: Subject) -> Iterator[str]:
@@ -184,16 +176,10 @@ def _threads() -> set[str]:
 def _open_files() -> set[str]:
     """Open file descriptors with what they point to; empty where the system does not list them."""
     files: set[str] = set()
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        if os.path.isdir(folder):
-            for name in os.listdir(folder):
-                try:
-                    target = os.readlink(f"{folder}/{name}") if folder.startswith("/proc") else ""
-                    os.fstat(int(name))
-                except OSError:
-                    continue  # the descriptor of the listing itself
-                files.add(f"{name} {target}")
-            break
+    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            os.fstat(int(name))
+            files.add(f"{name} {os.path.realpath(f'/dev/fd/{name}')}")
     return files
 
 

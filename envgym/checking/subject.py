@@ -93,16 +93,15 @@ def _factory(source: Any) -> Callable[[], Any]:
         return lambda: make(source)
     if callable(source):
         return source
-    return lambda: _copy(source.unwrapped)
 
+    def copied() -> TextEnv:
+        try:
+            return copy.deepcopy(source.unwrapped)
+        except Exception as error:
+            name = type(source.unwrapped).__name__
+            raise ValueError(f"this {name} cannot be copied ({error}); pass its class or a factory instead") from error
 
-def _copy(base: TextEnv) -> TextEnv:
-    try:
-        return copy.deepcopy(base)
-    except Exception as error:
-        raise ValueError(
-            f"this {type(base).__name__} cannot be copied ({error}); pass its class or a factory instead"
-        ) from error
+    return copied
 
 
 def _has_guard(env: Any) -> bool:

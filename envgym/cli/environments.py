@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import dataclasses
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +72,7 @@ def _info(arguments: argparse.Namespace) -> None:
 
     kwargs = assign({}, arguments.env_arg, "--env-arg")
     info = environment_info(arguments.env, seed=arguments.seed, env_kwargs=kwargs)
-    print(json.dumps(info.as_dict()) if arguments.json else info)
+    print(json.dumps(dataclasses.asdict(info)) if arguments.json else info)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -157,6 +159,8 @@ def _interrupted_at_once() -> Iterator[None]:
 
 
 def _serve_tools(arguments: argparse.Namespace) -> None:
-    from envgym.cli.tool_server import serve_tools
+    from envgym.cli.tool_server import ToolServer, serve
 
-    serve_tools(arguments.env, seed=arguments.seed, env_kwargs=assign({}, arguments.env_arg, "--env-arg"))
+    kwargs = assign({}, arguments.env_arg, "--env-arg")
+    with closing(ToolServer(arguments.env, seed=arguments.seed, env_kwargs=kwargs)) as episode:
+        asyncio.run(serve(episode))

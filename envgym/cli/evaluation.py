@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from contextlib import ExitStack
@@ -125,7 +126,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
     comparison = compare(arguments.a, arguments.b)
     if arguments.json:
-        print(json.dumps(comparison.as_dict()))
+        print(json.dumps(dataclasses.asdict(comparison)))
         return
     console = Console()
     print_tables(console, [comparison_table(comparison, str(arguments.a), str(arguments.b))])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any, cast
 
 from envgym.agents.registry import make_agent
@@ -55,12 +55,35 @@ class EnvironmentInfo:
     players: tuple[str, ...]
     sample: Trajectory
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON values."""
-        return {**dataclasses.asdict(self), "sample": json.loads(self.sample.to_json())}
-
     def __str__(self) -> str:
-        return "\n\n".join(_paragraphs(self))
+        """The sections of the page; those without content are left out."""
+        limit = "no limit outside the task"
+        if self.max_turns is not None:
+            ending = "terminated" if TruncationReason.MAX_TURNS in self.terminal_limits else "truncated"
+            limit = f"at most {self.max_turns}, then {ending}"
+        others = [limit for limit in self.terminal_limits if limit != TruncationReason.MAX_TURNS]
+        head = {
+            "tags": ", ".join(self.tags),
+            "turns": limit,
+            "limits that belong to the task": ", ".join(others),
+            "players": ", ".join(self.players),
+        }
+        sections = {
+            "Description": self.description,
+            "Arguments": "\n".join(f"{name} = {value}" for name, value in self.arguments.items()),
+            "System prompt": self.system_prompt,
+            f"Tools ({len(self.tools)})": "\n".join(map(_tool, self.tools)),
+            f"Reward components (sum of an episode, lowest and highest of {EPISODES} of each player)": "\n".join(
+                f"{name}  {low:+.2f} to {high:+.2f}" for name, (low, high) in self.components.items()
+            ),
+        }
+        title = f"{self.id}: {self.summary}" if self.summary else self.id
+        pages = [
+            "\n".join([title, *(f"{name}: {text}" for name, text in head.items() if text)]),
+            *(f"{name}\n{indent(text, '  ')}" for name, text in sections.items() if text),
+            f"Sample episode ({self.players[0]})\n{episode_text(self.sample)}",
+        ]
+        return "\n\n".join(pages)
 
 
 def environment_info(env_id: str, *, seed: int = 0, env_kwargs: Mapping[str, Any] | None = None) -> EnvironmentInfo:
@@ -143,43 +166,6 @@ def _arguments(creator: Any, given: Mapping[str, Any]) -> dict[str, str]:
         for parameter in parameters
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
-
-
-def _paragraphs(info: EnvironmentInfo) -> list[str]:
-    """The sections of the page; those without content are left out."""
-    others = [limit for limit in info.terminal_limits if limit != TruncationReason.MAX_TURNS]
-    head = {
-        "tags": ", ".join(info.tags),
-        "turns": _limit(info),
-        "limits that belong to the task": ", ".join(others),
-        "players": ", ".join(info.players),
-    }
-    sections = {
-        "Description": info.description,
-        "Arguments": "\n".join(f"{name} = {value}" for name, value in info.arguments.items()),
-        "System prompt": info.system_prompt,
-        f"Tools ({len(info.tools)})": "\n".join(map(_tool, info.tools)),
-        f"Reward components (sum of an episode, lowest and highest of {EPISODES} of each player)": "\n".join(
-            f"{name}  {low:+.2f} to {high:+.2f}" for name, (low, high) in info.components.items()
-        ),
-    }
-    title = f"{info.id}: {info.summary}" if info.summary else info.id
-    return [
-        "\n".join([title, *(f"{name}: {text}" for name, text in head.items() if text)]),
-        *(_section(name, text) for name, text in sections.items() if text),
-        f"Sample episode ({info.players[0]})\n{episode_text(info.sample)}",
-    ]
-
-
-def _limit(info: EnvironmentInfo) -> str:
-    if info.max_turns is None:
-        return "no limit outside the task"
-    ending = "terminated" if TruncationReason.MAX_TURNS in info.terminal_limits else "truncated"
-    return f"at most {info.max_turns}, then {ending}"
-
-
-def _section(title: str, text: str) -> str:
-    return "\n".join([title, *(f"  {line}".rstrip() for line in text.splitlines())])
 
 
 def _tool(schema: dict[str, Any]) -> str:

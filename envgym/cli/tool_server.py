@@ -8,7 +8,6 @@ is answered with an error.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 from collections.abc import Mapping
 from typing import Any, cast
@@ -142,16 +141,8 @@ class ToolServer:
         return self._content(Step.running(message, action_error=message))
 
 
-def serve_tools(env_id: str, *, seed: int = 0, env_kwargs: Mapping[str, Any] | None = None) -> None:
-    """Serves an environment over stdin and stdout until the client closes them. Arguments and errors: `ToolServer`."""
-    episode = ToolServer(env_id, seed=seed, env_kwargs=env_kwargs)
-    try:
-        asyncio.run(_serve(episode))
-    finally:
-        episode.close()
-
-
-async def _serve(episode: ToolServer) -> None:
+async def serve(episode: ToolServer) -> None:
+    """Serves an episode over stdin and stdout until the client closes them."""
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
     from mcp.shared.exceptions import MCPError

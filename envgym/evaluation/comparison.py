@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,10 +71,6 @@ class Comparison:
     failed_b: int
     notes: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """All fields, for JSON."""
-        return dataclasses.asdict(self)
-
 
 def compare(a: str | Path, b: str | Path) -> Comparison:
     """Compares the results of two folders, task by task (same environment, same seed).
@@ -105,7 +100,10 @@ def compare(a: str | Path, b: str | Path) -> Comparison:
             scores = [(_mean(tasks_a[task], read), _mean(tasks_b[task], read)) for task in tasks]
             known = [(x, y) for x, y in scores if x is not None and y is not None]
             if known:
-                rows.append(_difference(env_id, measure, known))
+                mean_a, mean_b = (math.fsum(values) / len(known) for values in zip(*known, strict=True))
+                mean, error, half = paired_difference(*zip(*known, strict=True))
+                low, high = (None, None) if half is None else (mean - half, mean + half)
+                rows.append(Difference(env_id, measure, len(known), mean_a, mean_b, mean, error, low, high))
     return Comparison(
         agent_a=str(first.agent.get("name")),
         agent_b=str(second.agent.get("name")),
@@ -144,28 +142,9 @@ def _mean(attempts: list[Trajectory], read: Measure) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _difference(env_id: str, measure: str, scores: list[tuple[float, float]]) -> Difference:
-    a, b = [x for x, _ in scores], [y for _, y in scores]
-    mean, error, half = paired_difference(a, b)
-    return Difference(
-        env_id=env_id,
-        measure=measure,
-        pairs=len(scores),
-        mean_a=math.fsum(a) / len(a),
-        mean_b=math.fsum(b) / len(b),
-        difference=mean,
-        error=error,
-        low=None if half is None else mean - half,
-        high=None if half is None else mean + half,
-    )
-
-
 def _count(tasks: Iterable[Task]) -> dict[str, int]:
     """Number of tasks by environment."""
-    counts: dict[str, int] = {}
-    for env_id, _ in sorted(tasks):
-        counts[env_id] = counts.get(env_id, 0) + 1
-    return counts
+    return dict(sorted(Counter(env_id for env_id, _ in tasks).items()))
 
 
 def _contents(tasks: Mapping[Task, Any]) -> str:

@@ -15,9 +15,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 from gymnasium.envs.registration import EnvSpec
@@ -137,7 +137,7 @@ def evaluation_of(env_ids: Mapping[str, str], agent: str, records: Iterable[Epis
     return Evaluation(reports, report(OVERALL, ordered))
 
 
-class ResultsFolder:
+class ResultsFolder(AbstractContextManager["ResultsFolder"]):
     """An evaluation's folder, open for writing. A context manager.
 
     A record is on its way to the disk when `add` returns: the death of this process loses nothing, a power cut may lose
@@ -215,12 +215,7 @@ class ResultsFolder:
             os.fsync(self._file.fileno())
             self._file.close()
 
-    def __enter__(self) -> ResultsFolder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from envgym.agent import Agent, Player
 from envgym.agents.registry import list_agents, make_agent
 from envgym.env import TextEnv
-from envgym.errors import EnvGymError, UnplayableError
+from envgym.errors import EnvGymError
 from envgym.evaluation.results import Evaluation, TokenUsage
 from envgym.evaluation.results_folder import (
     EpisodeKey,
@@ -26,10 +26,6 @@ from envgym.registry import make, spec
 from envgym.rollout.collector import STEP_TIMEOUT_S, Collector, EpisodeRequest
 from envgym.rollout.episode import FunctionAgent
 from envgym.types import Trajectory
-
-MOST_EPISODES = 1_000_000
-"""Of one evaluation: they are all in memory at its end."""
-MOST_SEED = 2**63
 
 
 def evaluate(
@@ -84,15 +80,9 @@ def evaluate(
         raise ValueError(
             f"episodes, attempts and concurrency must be at least 1, got {episodes}, {attempts} and {concurrency}"
         )
-    if max_turns is not None and max_turns < 1:
-        raise ValueError(f"max_turns must be at least 1, got {max_turns}")
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     names = [env_ids] if isinstance(env_ids, str) else list(env_ids)
-    if (total := episodes * attempts * len(names)) > MOST_EPISODES:
-        raise ValueError(f"one evaluation plays at most {MOST_EPISODES:,} episodes, these are {total:,}; ask for fewer")
-    if seed + episodes > MOST_SEED:
-        raise ValueError(f"seeds must be below 2**63, got {seed}")
     specs = {name: spec(name) for name in names}
     if len({entry.id for entry in specs.values()}) < len(names) or not names:
         raise ValueError(f"name each environment once and at least one; got {', '.join(names) or 'none'}")
@@ -134,12 +124,18 @@ def evaluate(
 
         for name, keys in wanted.items():
             missing = [key for key in keys if key not in records]
-            collector = Collector(
-                make_env(name), concurrency=concurrency, step_timeout_s=step_timeout_s, env_id=specs[name].id
-            )
-            unplayable = _play_environment(player, collector, missing, keep)
-            if unplayable is not None and not any(records[key].finished for key in keys):
-                raise unplayable
+            requests = [EpisodeRequest(seed=key.seed, agent_seed=_agent_seed(key)) for key in missing]
+            metered = _Metered(player)
+
+            def on_end(index: int, trajectory: Trajectory, keys: Any = missing, metered: _Metered = metered) -> None:
+                keep(EpisodeRecord(keys[index], trajectory, metered.take_usage(_agent_seed(keys[index]))))
+
+            with closing(
+                Collector(make_env(name), concurrency=concurrency, step_timeout_s=step_timeout_s, env_id=specs[name].id)
+            ) as collector:
+                collection = collector.collect(metered, requests, on_episode=on_end, allow_missing=True)
+            if collection.unplayable is not None and not any(records[key].finished for key in keys):
+                raise collection.unplayable
     return evaluation_of({name: entry.id for name, entry in specs.items()}, player.name, records.values())
 
 
@@ -155,29 +151,6 @@ def _agent(agent: Agent | str | Callable[[str], str], kwargs: dict[str, Any]) ->
     if kwargs:
         raise ValueError(f"agent_kwargs are for an agent given by name or folder, got {agent!r}")
     return (agent if isinstance(agent, Agent) else FunctionAgent(agent)), None
-
-
-def _play_environment(
-    agent: Agent,
-    collector: Collector,
-    keys: Sequence[EpisodeKey],
-    keep: Callable[[EpisodeRecord], None],
-) -> UnplayableError | None:
-    """Plays the episodes of one environment and hands over each as it ends, failed ones too.
-
-    Returns:
-        Why not a single one could be played, where that is so.
-    """
-    requests = [EpisodeRequest(seed=key.seed, agent_seed=_agent_seed(key)) for key in keys]
-    metered = _Metered(agent)
-
-    def on_episode(index: int, trajectory: Trajectory) -> None:
-        keep(EpisodeRecord(keys[index], trajectory, metered.take_usage(requests[index].agent_seed)))
-
-    try:
-        return collector.collect(metered, requests, on_episode=on_episode, allow_missing=True).unplayable
-    finally:
-        collector.close()
 
 
 def _agent_seed(key: EpisodeKey) -> int:

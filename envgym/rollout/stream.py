@@ -99,24 +99,14 @@ def lag_metrics(trajectories: Iterable[Trajectory], *, version: int) -> dict[str
         Over all sampled tokens `lag_mean`, `lag_max` and `stale_share` (tokens with a lag above 0); and `mixed_turns`,
         the share of turns that more than one version sampled. All 0 when nothing was sampled.
     """
-    tokens = stale = weighted = largest = turns = mixed = 0
-    for trajectory in trajectories:
-        for turn in trajectory.turns:
-            if not turn.action_ids:
-                continue
-            turns += 1
-            mixed += len(turn.version_spans) > 1
-            tokens += len(turn.action_ids)
-            for span in turn.version_spans:
-                lag, count = version - span.version, span.end - span.start
-                weighted += lag * count
-                stale += count if lag > 0 else 0
-                largest = max(largest, lag)
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns if turn.action_ids]
+    spans = [(version - span.version, span.end - span.start) for turn in turns for span in turn.version_spans]
+    tokens = sum(len(turn.action_ids) for turn in turns) or 1
     return {
-        "lag_mean": weighted / tokens if tokens else 0.0,
-        "lag_max": float(largest),
-        "stale_share": stale / tokens if tokens else 0.0,
-        "mixed_turns": mixed / turns if turns else 0.0,
+        "lag_mean": sum(lag * count for lag, count in spans) / tokens,
+        "lag_max": float(max((lag for lag, _ in spans), default=0)),
+        "stale_share": sum(count for lag, count in spans if lag > 0) / tokens,
+        "mixed_turns": sum(len(turn.version_spans) > 1 for turn in turns) / (len(turns) or 1),
     }
 
 

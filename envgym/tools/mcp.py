@@ -27,8 +27,6 @@ GRACE_S = 5.0
 """Seconds in which a server that let a call time out must answer another request, or count as dead."""
 CLOSE_S = 15.0
 """Seconds that a server gets to end; the mcp package kills its process before that."""
-MAX_PAGES = 100
-"""Pages of a list of tools that are read."""
 
 ResultOf = Callable[[str, Mapping[str, Any], str], ToolResult]
 """Makes the result of a call, with its reward, from the tool's name on the server, the arguments and the answer."""
@@ -74,7 +72,12 @@ class McpConnection:
         self.timeout_s = timeout_s
         self.definitions: tuple[Any, ...] = ()
         require_mcp()
-        self._target: Any = url if command is None else _stdio(list(command), environment, cwd)
+        from mcp import StdioServerParameters
+
+        self._target: Any = url
+        if command is not None:
+            variables = None if environment is None else dict(environment)
+            self._target = StdioServerParameters(command=command[0], args=list(command[1:]), env=variables, cwd=cwd)
         self._lock = threading.Lock()
         self._open()
 
@@ -329,9 +332,14 @@ def attach_mcp(
     own = connection is None
     link = connection or McpConnection(command=command, url=url, environment=environment, cwd=cwd, timeout_s=timeout_s)
     try:
+        names = [definition.name for definition in link.definitions]
+        wanted = names if only is None else list(only)
+        if unknown := sorted(set(wanted) - set(names)):
+            raise ValueError(f"the MCP server has no tool '{unknown[0]}'; it has {', '.join(names)}")
         added = [
             McpTool(d, link, name=prefix + d.name, timeout_s=timeout_s, result_of=result_of)
-            for d in _chosen(link, only)
+            for d in link.definitions
+            if d.name in wanted
         ]
         for entry in added:
             if entry.name in base.toolbox:
@@ -345,9 +353,22 @@ def attach_mcp(
     instance = cast(Any, base)
     instance.toolbox = {**base.toolbox, **{entry.name: entry for entry in added}}
     instance.tools = (*base.tools, *(entry.schema for entry in added))
-    _reconnect_at_reset(instance, link, fresh=fresh)
+    reset, close, used = instance.reset, instance.close, False
+
+    def reset_with_server(**arguments: Any) -> Any:
+        nonlocal used
+        if not link.is_alive or (fresh and used):
+            link.restart()
+        used = True
+        return reset(**arguments)
+
+    def close_with_server() -> None:
+        link.close()
+        close()
+
+    instance.reset = reset_with_server
     if own:
-        _close_with(instance, link)
+        instance.close = close_with_server
     return link
 
 
@@ -361,55 +382,15 @@ def require_mcp() -> None:
         ) from error
 
 
-def _chosen(connection: McpConnection, only: Iterable[str] | None) -> list[Any]:
-    names = [definition.name for definition in connection.definitions]
-    wanted = names if only is None else list(only)
-    if unknown := sorted(set(wanted) - set(names)):
-        raise ValueError(f"the MCP server has no tool '{unknown[0]}'; it has {', '.join(names)}")
-    return [definition for definition in connection.definitions if definition.name in wanted]
-
-
-def _reconnect_at_reset(env: Any, connection: McpConnection, *, fresh: bool) -> None:
-    reset = env.reset
-    used = False
-
-    def reset_with_server(**arguments: Any) -> Any:
-        nonlocal used
-        if not connection.is_alive or (fresh and used):
-            connection.restart()
-        used = True
-        return reset(**arguments)
-
-    env.reset = reset_with_server
-
-
-def _close_with(env: Any, connection: McpConnection) -> None:
-    close = env.close
-
-    def close_with_server() -> None:
-        connection.close()
-        close()
-
-    env.close = close_with_server
-
-
-def _stdio(command: list[str], environment: Mapping[str, str] | None, cwd: Path | str | None) -> Any:
-    from mcp import StdioServerParameters
-
-    variables = None if environment is None else dict(environment)
-    return StdioServerParameters(command=command[0], args=command[1:], env=variables, cwd=cwd)
-
-
 async def _list_tools(client: Any) -> list[Any]:
     tools: list[Any] = []
     cursor = None
-    for _ in range(MAX_PAGES):
+    while True:  # within the time that starting may take
         page = await client.list_tools(cursor=cursor)
         tools += page.tools
         cursor = page.next_cursor
         if cursor is None:
             return tools
-    raise McpServerError(f"its list of tools has more than {MAX_PAGES} pages")
 
 
 def _text(result: Any) -> str:

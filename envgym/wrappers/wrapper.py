@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.utils import RecordConstructorArgs
 
 from envgym.env import Step
@@ -51,11 +51,12 @@ def as_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
     """
     if callable(function):
         return function
-    module, colon, name = str(function).partition(":")
     try:
-        found = getattr(import_module(module), name) if module and colon and name else None
+        found: Any = load_env_creator(function)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"there is no function {function!r}: {error}") from error
+    except ValueError:
+        found = None
     if not callable(found):
         raise ValueError(f"expected a function or its name 'module:function', got {function!r}")
-    return cast(Callable[..., Any], found)
+    return found

@@ -365,7 +365,7 @@ BROKEN = [
     (Hangs, "hostile_actions", "a huge action took more than"),
     (Evaluates, "injection", "a Python injection was executed"),
     (RunsShell, "injection", "a shell injection was executed"),
-    (InfiniteReward, "rewards_finite", "the reward is inf"),
+    (InfiniteReward, "rewards_finite", "a finite number, got inf"),
     (returns("TextReward", reward="1"), "rewards_finite", "the reward is '1' (str); it must be a number"),
     (returns("NoReward", reward=None), "rewards_finite", "the reward is None (NoneType); it must be a number"),
     (returns("HugeReward", reward=10**400), "rewards_finite", "a reward must be a finite number"),

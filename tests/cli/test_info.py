@@ -1,5 +1,6 @@
 """`envgym info`, `list` and `check`: everything an author wants to know, and an exit status a script can use."""
 
+import dataclasses
 import json
 
 import gymnasium
@@ -86,7 +87,7 @@ def test_reward_components_are_those_the_players_earn():
 def test_info_as_json_is_the_whole_record(capsys):
     assert main(["info", "envgym/HigherLower-v0", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record == json.loads(json.dumps(environment_info("envgym/HigherLower-v0").as_dict())) | {
+    assert record == json.loads(json.dumps(dataclasses.asdict(environment_info("envgym/HigherLower-v0")))) | {
         "sample": record["sample"]
     }
     assert [turn["action"] for turn in record["sample"]["turns"]][:2] == ["32", "48"]
