@@ -93,20 +93,32 @@ def test_only_the_given_tokens_end_a_turn_whatever_the_model_says(policy):
         assert completion.version_spans == (VersionSpan(0, len(completion.token_ids), 0),)
 
 
+NO_TOKEN = "token {} of the prompt is {}.*; token ids are integers"
+
+
 @pytest.mark.parametrize(
-    ("prompt", "problem"),
+    ("prompt", "error", "problem"),
     [
-        ([], "the prompt is empty"),
-        ([1, VOCAB], f"token id {VOCAB}"),
-        ([1, -1], "token id -1"),
-        ([1] * 10**5, "no room"),
+        ([], ValueError, "the prompt is empty"),
+        ([1, VOCAB], ValueError, f"token id {VOCAB}"),
+        ([1, -1], ValueError, "token id -1"),
+        ([1] * 10**5, ValueError, "no room"),
+        ([5, True], TypeError, NO_TOKEN.format(1, r"True \(bool\)")),
+        ([1.0], TypeError, NO_TOKEN.format(0, r"1\.0 \(float\)")),
+        ("abc", TypeError, NO_TOKEN.format(0, "'a'")),
+        ([5, None], TypeError, NO_TOKEN.format(1, "None")),
     ],
 )
-def test_a_prompt_the_server_must_not_see_is_not_sent(policy, prompt, problem):
-    session = policy.open_session(seed=0)
-    with pytest.raises(ValueError, match=problem):
-        asyncio.run(policy.generate(prompt, SamplingParams(), session=session))
-    assert sum(policy.statistics().requests.values()) == 0
+def test_a_prompt_the_server_must_not_see_is_not_sent_and_forgotten(policy, prompt, error, problem):
+    async def main():
+        session = policy.open_session(seed=0)
+        with pytest.raises(error, match=problem):
+            await policy.generate(prompt, SamplingParams(), session=session)
+        assert sum(policy.statistics().requests.values()) == 0
+        for other in (np.array([5, 6]), torch.tensor([5, 6, 7]), (np.int32(5), 6)):
+            assert (await policy.generate(other, SamplingParams(max_new_tokens=1), session=session)).token_ids
+
+    asyncio.run(main())
 
 
 def test_a_session_generates_one_turn_at_a_time_and_only_while_it_is_open(policy, sglang_server):
@@ -270,34 +282,6 @@ def test_a_turn_that_somebody_elses_weights_have_finished_is_not_returned(sglang
         assert asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=2), num_turns=1))
     finally:
         client.name_weights("default")
-
-
-@pytest.mark.parametrize(
-    ("prompt", "named"),
-    [
-        ([5, True], r"token 1 of the prompt is True \(bool\)"),
-        ([1.0], r"token 0 of the prompt is 1\.0 \(float\)"),
-        ("abc", "token 0 of the prompt is 'a'"),
-        ([5, None], "token 1 of the prompt is None"),
-    ],
-)
-def test_what_is_no_token_is_named_and_forgotten(policy, prompt, named):
-    async def main():
-        session = policy.open_session(seed=0)
-        with pytest.raises(TypeError, match=named + ".*; token ids are integers"):
-            await policy.generate(prompt, SamplingParams(max_new_tokens=1), session=session)
-        return await policy.generate([5, 1], SamplingParams(max_new_tokens=1), session=session)
-
-    assert len(asyncio.run(main()).token_ids) == 1
-
-
-def test_other_libraries_integers_are_tokens(policy):
-    async def main():
-        session = policy.open_session(seed=0)
-        for prompt in (np.array([5, 6]), torch.tensor([5, 6, 7]), (np.int32(5), 6)):
-            assert (await policy.generate(prompt, SamplingParams(max_new_tokens=1), session=session)).token_ids
-
-    asyncio.run(main())
 
 
 def test_a_server_named_twice_is_a_slip():

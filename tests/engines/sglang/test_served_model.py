@@ -8,19 +8,14 @@ import pytest
 
 from envgym.cli import main
 from envgym.engines import SGLangServer
-from envgym.engines.embedded.tiny_model import create_model
 from envgym.engines.sglang.served_model import architecture_of, check_architecture, check_served_model
 from envgym.errors import ModelError
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return create_model(tmp_path_factory.mktemp("model") / "one")
-
-
 @pytest.fixture
-def other(folder, tmp_path):
-    return shutil.copytree(folder, tmp_path / "other")
+def model_folder(tmp_path: Path, tiny_model_folder: Path) -> Path:
+    """A copy to change or damage."""
+    return Path(shutil.copytree(tiny_model_folder, tmp_path / "model"))
 
 
 def change(folder, **entries):
@@ -28,14 +23,11 @@ def change(folder, **entries):
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
 
 
-def differ(folder, other):
-    check_architecture("http://s", other, folder)
-
-
-def test_a_copy_computes_the_same(folder, other):
-    change(other, torch_dtype="bfloat16", _name_or_path="elsewhere", use_cache=False, transformers_version="4.0")
-    assert architecture_of(other) == architecture_of(folder)
-    differ(folder, other)
+def test_a_copy_computes_the_same(tiny_model_folder, model_folder):
+    unrelated = {"torch_dtype": "bfloat16", "_name_or_path": "elsewhere", "use_cache": False}
+    change(model_folder, **unrelated, transformers_version="4.0")
+    assert architecture_of(model_folder) == architecture_of(tiny_model_folder)
+    check_architecture("http://s", model_folder, tiny_model_folder)
 
 
 @pytest.mark.parametrize(
@@ -48,51 +40,45 @@ def test_a_copy_computes_the_same(folder, other):
         ({"hidden_act": "gelu"}, "hidden_act is gelu, expected silu"),
     ],
 )
-def test_what_another_setting_computes_is_refused(folder, other, entries, problem):
-    change(other, **entries)
+def test_what_another_setting_computes_is_refused(tiny_model_folder, model_folder, entries, problem):
+    change(model_folder, **entries)
     with pytest.raises(ModelError, match=rf"http://s serves a model whose {problem}.*start it with the model"):
-        differ(folder, other)
+        check_architecture("http://s", model_folder, tiny_model_folder)
 
 
-def test_the_old_and_the_new_way_to_write_a_setting_are_the_same(folder, other):
-    config = json.loads((other / "config.json").read_text())
+def test_the_old_and_the_new_way_to_write_a_setting_are_the_same(tiny_model_folder, model_folder):
+    config = json.loads((model_folder / "config.json").read_text())
     theta = config.pop("rope_parameters")["rope_theta"]
-    (other / "config.json").write_text(json.dumps(config | {"rope_theta": theta}))
-    differ(folder, other)
+    (model_folder / "config.json").write_text(json.dumps(config | {"rope_theta": theta}))
+    check_architecture("http://s", model_folder, tiny_model_folder)
 
 
-def test_what_cannot_be_read_is_not_compared(folder, other, tmp_path):
+def test_what_cannot_be_read_is_not_compared(tiny_model_folder, model_folder, tmp_path):
     assert architecture_of(tmp_path / "nowhere") is None
-    change(other, model_type="a model of the future")
-    assert architecture_of(other) is None
-    differ(folder, other)
+    change(model_folder, model_type="a model of the future")
+    assert architecture_of(model_folder) is None
+    check_architecture("http://s", model_folder, tiny_model_folder)
 
 
 # -- folders that cannot be served ------------------------------------------------------------------------------------
 
 
-def test_a_model_folder_that_cannot_be_served_is_refused_before_anything_starts(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_a_model_folder_that_cannot_be_served_is_refused_before_anything_starts(tmp_path, model_folder):
     with pytest.raises(ModelError, match="does not exist"):
         SGLangServer(tmp_path / "nowhere", "cpu")
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model_folder, folder)
-    assert check_served_model(folder)["model_type"] == "qwen3"
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    assert check_served_model(model_folder)["model_type"] == "qwen3"
+    change(model_folder, vocab_size=100)
     with pytest.raises(ModelError, match=r"Vocabulary mismatch.*ids up to 262 but the model's vocab_size is 100"):
-        check_served_model(folder)
-    check_served_model(folder, tokenizer=False)
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"no tokenizer.*--no-tokenizer"):
-        check_served_model(folder)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"no weights \(\*\.safetensors\)"):
-        check_served_model(folder, tokenizer=False)
-    (folder / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        check_served_model(folder)
+        check_served_model(model_folder)
+    check_served_model(model_folder, tokenizer=False)
+    for file, message, tokenizer in (
+        ("tokenizer.json", r"no tokenizer.*--no-tokenizer", True),
+        ("model.safetensors", r"no weights \(\*\.safetensors\)", False),
+        ("config.json", r"no config\.json", True),
+    ):
+        (model_folder / file).unlink()
+        with pytest.raises(ModelError, match=message):
+            check_served_model(model_folder, tokenizer=tokenizer)
 
 
 def damage(file: Path, fault: str) -> None:
@@ -112,23 +98,15 @@ def damage(file: Path, fault: str) -> None:
     file.write_bytes(faults[fault])
 
 
-@pytest.fixture
-def model_folder(tmp_path: Path, tiny_model_folder: Path) -> Path:
-    """A copy to damage."""
-    return Path(shutil.copytree(tiny_model_folder, tmp_path / "model"))
+CUT_OFF, AGAIN = r"is cut off or no safetensors file", r"\(.*\); download or copy model\.safetensors again"
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        *(
-            (fault, r"is cut off or no safetensors file \(.*\); download or copy model\.safetensors again")
-            for fault in ("cut in the data", "cut in the header", "cut in the length", "something after it")
-        ),
-        *(
-            (fault, "is cut off or no safetensors file")
-            for fault in ("header without JSON", "header without offsets", "a web page")
-        ),
+        *((f"cut in the {part}", f"{CUT_OFF} {AGAIN}") for part in ("data", "header", "length")),
+        ("something after it", f"{CUT_OFF} {AGAIN}"),
+        *((fault, CUT_OFF) for fault in ("header without JSON", "header without offsets", "a web page")),
         ("empty", "is empty; download or copy"),
         ("pointer", "is a git-lfs pointer and not the file itself; run `git lfs pull`"),
     ],

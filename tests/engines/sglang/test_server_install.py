@@ -27,26 +27,33 @@ from envgym.errors import MissingDependencyError
 
 
 @pytest.fixture
-def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that looks like a finished installation for the CPU."""
-    folder = tmp_path / "venv"
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "python").symlink_to(sys.executable)
-    (folder / "lib" / "python3.11" / "site-packages" / f"sglang-{SGLANG_VERSION}.dist-info").mkdir(parents=True)
-    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
-    sglang_install._write_stamp(folder, "cpu", finished=True)
-    return folder
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that is to hold SGLang; it does not exist."""
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "venv"))
+    return tmp_path / "venv"
 
 
 @pytest.fixture
-def own_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_venv(venv: Path) -> Path:
     """A virtual environment of the user's, named in the place of one for SGLang."""
-    folder = tmp_path / "own"
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "python").symlink_to(sys.executable)
-    (folder / "pyvenv.cfg").write_text("home = /usr/bin\n")
-    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
-    return folder
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    (venv / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    return venv
+
+
+@pytest.fixture
+def finished(own_venv: Path) -> Path:
+    """A folder that looks like a finished installation for the CPU."""
+    (own_venv / "lib" / "python3.11" / "site-packages" / f"sglang-{SGLANG_VERSION}.dist-info").mkdir(parents=True)
+    sglang_install._write_stamp(own_venv, "cpu", finished=True)
+    return own_venv
+
+
+@pytest.fixture
+def no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be installed."""
+    monkeypatch.setitem(REQUIREMENTS, "cpu", ("--no-index", "--find-links", str(tmp_path), "no-such-package"))
 
 
 def test_a_finished_installation_is_found_and_left_alone(finished: Path) -> None:
@@ -80,36 +87,27 @@ def test_a_stamp_of_another_installation_does_not_count(finished: Path, field: s
 
 
 def test_the_command_says_how_to_install_it(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    venv: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "nothing"))
     assert main(["serve", str(tiny_model_folder), "--device", "cpu", "--port", "0"]) == 2
     assert "run `envgym serve --install --device cpu`" in capsys.readouterr().err
 
 
-def test_a_failed_installation_does_not_count_and_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "venv"
-    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
-    monkeypatch.setitem(REQUIREMENTS, "cpu", ("--no-index", "--find-links", str(tmp_path), "no-such-package"))
+def test_a_failed_installation_does_not_count_and_names_the_command(venv: Path, no_package: None) -> None:
     with pytest.raises(MissingDependencyError, match=r"pip failed \(exit status 1.*no-such-package"):
         install("cpu")
-    assert json.loads((folder / STAMP).read_text())["unfinished"]
+    assert json.loads((venv / STAMP).read_text())["unfinished"]
     with pytest.raises(MissingDependencyError, match="was not finished"):
         sglang_python("cpu")
 
 
-def test_an_unfinished_one_that_does_not_work_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "venv"
-    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(folder))
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "python").write_text("cut off")
-    sglang_install._write_stamp(folder, "cpu", finished=False)
-    monkeypatch.setitem(REQUIREMENTS, "cpu", ("--no-index", "--find-links", str(tmp_path), "no-such-package"))
+def test_an_unfinished_one_that_does_not_work_is_made_again(venv: Path, no_package: None) -> None:
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").write_text("cut off")
+    sglang_install._write_stamp(venv, "cpu", finished=False)
     with pytest.raises(MissingDependencyError, match="pip failed"):
         install("cpu")
-    assert (folder / "pyvenv.cfg").is_file()
+    assert (venv / "pyvenv.cfg").is_file()
 
 
 def test_an_environment_that_envgym_did_not_make_is_not_taken_for_an_unfinished_one(own_venv: Path) -> None:
@@ -128,15 +126,15 @@ def test_nothing_is_installed_into_it(own_venv: Path, capsys: pytest.CaptureFixt
     assert list(own_venv.parent.iterdir()) == [own_venv]
 
 
-def test_a_folder_that_is_something_else_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "thesis"))
+def test_a_folder_that_is_something_else_is_not_deleted(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv.mkdir()
+    thesis = venv / "chapter.txt"
+    thesis.write_text("years of work")
     for use in (install, sglang_python):
         with pytest.raises(MissingDependencyError, match="something that envgym did not make; unset"):
             use("cpu")
-    assert (tmp_path / "thesis" / "chapter.txt").exists()
-    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(tmp_path / "thesis" / "chapter.txt"))
+    assert thesis.exists()
+    monkeypatch.setenv("ENVGYM_SGLANG_VENV", str(thesis))
     with pytest.raises(MissingDependencyError, match="something that envgym did not make"):
         sglang_python("cpu")
 
@@ -198,8 +196,8 @@ try:
 except NotImplementedError as error:
     print(error)
 """
-    environment = {**server_environment("cpu")}
-    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=server_environment("cpu"), capture_output=True, text=True)
     assert "sgl_kernel.verify_tree_greedy_cpu is a compiled kernel" in result.stdout, result.stderr
 
 

@@ -13,20 +13,9 @@ from envgym.engines.sglang import server as sglang_server
 from envgym.engines.sglang.settings import ServerSettings, default_cpu_tokens, server_arguments
 from envgym.errors import ServerError
 
-TINY = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 1024,
-}
-QWEN3_0_6B = {
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "num_hidden_layers": 28,
-    "max_position_embeddings": 40960,
-}
+SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers", "max_position_embeddings")
+TINY = dict(zip(SIZES, (4, 2, 16, 2, 1024), strict=True))
+QWEN3_0_6B = dict(zip(SIZES, (16, 8, 128, 28, 40960), strict=True))
 COMMON = [
     *("--model-path", "models/m", "--served-model-name", "m"),
     *("--sampling-defaults", "openai", "--random-seed", "0", "--log-level-http", "warning"),
@@ -55,30 +44,19 @@ def test_a_shared_gpu_leaves_room_for_the_learner() -> None:
 
 
 def test_what_is_asked_for_on_a_gpu_is_passed_on() -> None:
-    arguments = flags(
-        "cuda",
-        dtype="float16",
-        context_length=4096,
-        mem_fraction=0.7,
-        max_total_tokens=100_000,
-        max_running_requests=64,
-        deterministic=True,
-        tensor_parallel=2,
-        tokenizer=False,
-        seed=3,
-    )
-    text = " ".join(arguments)
-    for wanted in (
-        "--dtype float16",
-        "--context-length 4096",
-        "--mem-fraction-static 0.7",
-        "--max-total-tokens 100000",
-        "--max-running-requests 64",
-        "--enable-deterministic-inference",
-        "--tp-size 2",
-        "--skip-tokenizer-init",
-        "--random-seed 3",
-    ):
+    asked: dict[str, tuple[str, Any]] = {
+        "--dtype float16": ("dtype", "float16"),
+        "--context-length 4096": ("context_length", 4096),
+        "--mem-fraction-static 0.7": ("mem_fraction", 0.7),
+        "--max-total-tokens 100000": ("max_total_tokens", 100_000),
+        "--max-running-requests 64": ("max_running_requests", 64),
+        "--enable-deterministic-inference": ("deterministic", True),
+        "--tp-size 2": ("tensor_parallel", 2),
+        "--skip-tokenizer-init": ("tokenizer", False),
+        "--random-seed 3": ("seed", 3),
+    }
+    text = " ".join(flags("cuda", **dict(asked.values())))
+    for wanted in asked:
         assert wanted in text
     assert "--enable-memory-saver" not in text
 
@@ -91,11 +69,6 @@ def test_a_server_on_a_cpu_needs_no_compiled_kernels() -> None:
         *("--max-total-tokens", "262144", "--max-running-requests", "256"),
     ]
     assert without_device(flags("cpu"), "cpu") == expected
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_radix_cache_stays_on(device: str) -> None:
-    assert not any("radix" in word for word in flags(device))
 
 
 def test_the_cache_on_a_cpu_fits_into_two_gibibytes_and_holds_one_context() -> None:
@@ -128,13 +101,10 @@ def test_what_does_not_go_together_is_refused(device: str, change: dict[str, Any
     ("change", "message"),
     [
         ({"port": 29_999_999}, r"port\n.*less than or equal to 65535"),
-        ({"port": -3}, r"port\n"),
-        ({"port": 0}, r"port\n"),
+        *(({"port": port}, r"port\n") for port in (-3, 0)),
         ({"threads": 0}, r"threads\n.*greater than or equal to 1"),
         ({"threads": -2}, r"threads\n"),
-        ({"context_length": 0}, r"context_length\n"),
-        ({"max_total_tokens": 0}, r"max_total_tokens\n"),
-        ({"max_running_requests": 0}, r"max_running_requests\n"),
+        *(({name: 0}, rf"{name}\n") for name in ("context_length", "max_total_tokens", "max_running_requests")),
         ({"max_running_requests": 2.5}, r"max_running_requests\n.*fractional part"),
         ({"seed": -1}, r"seed\n.*greater than or equal to 0"),
         ({"seed": 2**32}, r"seed\n.*less than or equal to 4294967295"),
@@ -142,8 +112,7 @@ def test_what_does_not_go_together_is_refused(device: str, change: dict[str, Any
         ({"startup_timeout_s": float("nan")}, r"startup_timeout_s\n.*finite number"),
         ({"tensor_paralel": 1}, r"tensor_paralel\n.*not permitted"),
         ({"host": "203.0.113.7"}, "host must be an IPv4 address of this machine"),
-        ({"host": "::1"}, "host must be"),
-        ({"host": "a..b"}, "host must be"),
+        *(({"host": host}, "host must be") for host in ("::1", "a..b")),
         ({"host": "203.0.113.7", "port": 30_000}, "host must be"),
         ({"extra_args": "--enable-metrics"}, r"extra_args\n.*tuple"),
     ],
@@ -156,23 +125,14 @@ def test_arguments_out_of_range_are_refused(tiny_model_folder: Path, change: dic
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--port", "29999999"),
-        ("--port", "-3"),
-        ("--threads", "0"),
-        ("--context-length", "0"),
-        ("--max-total-tokens", "-1"),
-        ("--max-running-requests", "0"),
-        ("--seed", "-1"),
-        ("--timeout", "-1"),
-        ("--timeout", "nan"),
-        ("--host", "203.0.113.7"),
-        ("--tp", "0"),
+        *("--port 29999999", "--port -3", "--threads 0", "--context-length 0", "--max-total-tokens -1", "--tp 0"),
+        *("--max-running-requests 0", "--seed -1", "--timeout -1", "--timeout nan", "--host 203.0.113.7"),
     ],
 )
 def test_the_command_says_so_in_one_line(
-    tiny_model_folder: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    tiny_model_folder: Path, arguments: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["serve", str(tiny_model_folder), "--device", "cpu", *arguments]) == 2
+    assert main(["serve", str(tiny_model_folder), "--device", "cpu", *arguments.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("envgym: ") and (" should be " in line or " must be " in line)
 

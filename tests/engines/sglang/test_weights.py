@@ -12,8 +12,9 @@ import torch
 
 from envgym.engines.sglang.client import SGLangClient
 from envgym.engines.sglang.transports import TensorTransport
-from envgym.engines.sglang.weights import ServerWeights, sync_servers
+from envgym.engines.sglang.weights import ServerWeights, check_servers, sync_servers
 from envgym.errors import ServerError, ServerUnreachableError, WeightSyncError
+from envgym.weights import shapes_of
 
 UPDATE = [
     *("/pause_generation", "/begin_weight_update", "/update_weight_version", "/update_weights_from_tensor"),
@@ -116,7 +117,10 @@ def test_a_server_that_holds_other_parameters_keeps_all_of_them_as_they_were(
 ) -> None:
     del clients[1].checksums[PARAMETERS[0]]
     servers[1].forget()
-    with pytest.raises(WeightSyncError, match=r"were not sent. \S+:8 was not touched: it does not know 1 parameters"):
+    misfit = r"\S+:8 was not touched: it does not know 1 parameters"
+    with pytest.raises(WeightSyncError, match=f"cannot be given the weights of the model.* {misfit}"):
+        check_servers(shapes_of(module(2.0)), servers)
+    with pytest.raises(WeightSyncError, match=f"were not sent. {misfit}"):
         sync_servers(module(2.0), servers, version=2)
     assert [client.version for client in clients] == ["run:1"] * 3
     assert all(set(client.calls) <= {"/weights_checker"} for client in clients)
