@@ -28,11 +28,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 CONFIGS = {
     "llama": LlamaConfig(**SIZES),
     "llama with biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
     "llama3 rope": LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
-    "yarn rope": LlamaConfig(**SIZES, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}),
+    "yarn rope": LlamaConfig(**SIZES, rope_parameters=YARN_ROPE),
     # SmolLM2-135M in small: 9 query heads over 3 key heads, tied, rope theta 100 000.
     "smollm2": LlamaConfig(
         **SIZES | {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3},
@@ -62,9 +63,12 @@ def decoder_of(model):
     return Decoder(shape, fuse(shape, model.state_dict(), dtype=torch.float32, device=torch.device("cpu")))
 
 
-def expected_logits(model, ids):
-    with torch.no_grad():
-        return model(torch.tensor([ids])).logits[0]
+@torch.no_grad()
+def assert_logits_from(logits, model, ids, start):
+    """The logits at the ids from `start` on are those of the transformers model."""
+    want = model(torch.tensor([ids.tolist()])).logits[0, start:]
+    assert want.abs().max() > 1, "the comparison would be empty"
+    torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
 
 
 def feed(decoder, sequences, slots, starts, ends):
@@ -91,9 +95,7 @@ def test_logits_equal_those_of_transformers_after_ragged_prefill_and_decoding(na
     decoder.reserve(5, 90)
     decoder.prefill([s[:n] for s, n in zip(sequences, prefilled, strict=True)], [0] * 4, slots)
     for i, logits in enumerate(feed(decoder, sequences, slots, prefilled, lengths)):
-        want = expected_logits(model, sequences[i].tolist())[prefilled[i] :]
-        assert want.abs().max() > 1, "the comparison would be empty"
-        torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
+        assert_logits_from(logits, model, sequences[i], prefilled[i])
 
 
 def test_a_prefill_on_top_of_a_cache_equals_one_from_nothing():
@@ -104,8 +106,8 @@ def test_a_prefill_on_top_of_a_cache_equals_one_from_nothing():
     decoder.prefill([ids[:20], ids[:7]], [0, 0], [0, 1])
     decoder.prefill([ids[20:58], ids[7:59]], [20, 7], [0, 1])
     first, second = feed(decoder, [ids, ids], [0, 1], [58, 59], [60, 60])
-    torch.testing.assert_close(first, expected_logits(model, ids.tolist())[58:], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(second, expected_logits(model, ids.tolist())[59:], rtol=1e-4, atol=1e-4)
+    assert_logits_from(first, model, ids, 58)
+    assert_logits_from(second, model, ids, 59)
 
 
 def test_long_prompts_in_pieces_and_small_waves_change_nothing(monkeypatch):
@@ -115,12 +117,11 @@ def test_long_prompts_in_pieces_and_small_waves_change_nothing(monkeypatch):
     monkeypatch.setattr(decoder_module, "_MAX_SCORES", 6 * 16 * 100)
     decoder = decoder_of(model)
     decoder.reserve(3, 100)
-    decoder.prefill([row[:n] for row, n in zip(ids, (99, 50, 3), strict=True)], [0, 0, 0], [0, 1, 2])
-    for i, logits in enumerate(feed(decoder, ids, [0, 1, 2], [99, 50, 3], [100, 51, 4])):
-        at = (99, 50, 3)[i]
-        torch.testing.assert_close(
-            logits[0], expected_logits(model, ids[i, : at + 1].tolist())[at], rtol=1e-4, atol=1e-4
-        )
+    prefilled = [99, 50, 3]
+    decoder.prefill([row[:n] for row, n in zip(ids, prefilled, strict=True)], [0, 0, 0], [0, 1, 2])
+    fed = feed(decoder, ids, [0, 1, 2], prefilled, [n + 1 for n in prefilled])
+    for row, n, logits in zip(ids, prefilled, fed, strict=True):
+        assert_logits_from(logits, model, row[: n + 1], n)
 
 
 def test_decoding_all_slots_in_place_equals_decoding_them_gathered():
@@ -146,7 +147,7 @@ def test_growing_the_cache_keeps_what_it_holds():
     decoder.reserve(20, 150)
     assert decoder.capacity > small[0] and decoder.num_slots > small[1]
     (logits,) = feed(decoder, [ids], [0], [9], [150])
-    torch.testing.assert_close(logits, expected_logits(model, ids.tolist())[9:], rtol=1e-4, atol=1e-4)
+    assert_logits_from(logits, model, ids, 9)
 
 
 def test_the_expected_parameter_names_and_shapes_are_those_of_the_state_dict():
@@ -164,10 +165,7 @@ def test_the_expected_parameter_names_and_shapes_are_those_of_the_state_dict():
         (GPT2Config(), "family 'gpt2'"),
         (Qwen2Config(**SIZES, use_sliding_window=True, max_window_layers=1), "sliding-window"),
         (LlamaConfig(**SIZES, hidden_act="gelu"), "activation 'gelu'"),
-        (
-            LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-            "rope type 'dynamic'",
-        ),
+        (LlamaConfig(**SIZES, rope_parameters=YARN_ROPE | {"rope_type": "dynamic"}), "rope type 'dynamic'"),
     ],
 )
 def test_what_the_engine_cannot_run_is_refused_with_the_way_out(config, what):

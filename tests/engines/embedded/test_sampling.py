@@ -42,14 +42,11 @@ def test_greedy_takes_the_first_of_the_best_and_reports_temperature_1_whatever_i
     assert kept is None
 
 
-def test_top_k_keeps_the_k_most_probable_and_renormalises():
+def test_top_k_keeps_the_k_most_probable_the_first_of_equals_and_renormalises():
     ids, logprobs, kept = draw(LOGITS, [0.0, 0.57, 0.58, 0.999], top_k=2)
     assert kept.tolist() == [[False, True, False, True]] * 4
     assert ids.tolist() == [1, 1, 3, 3]
     assert logprobs.tolist() == pytest.approx([math.log(p / 0.7) for p in (0.4, 0.4, 0.3, 0.3)], abs=1e-6)
-
-
-def test_equal_logits_at_the_edge_of_top_k_rank_by_id():
     assert draw(torch.zeros(4), [0.5], top_k=2)[2].tolist() == [[True, True, False, False]]
 
 
@@ -60,10 +57,8 @@ def test_equal_logits_at_the_edge_of_top_k_rank_by_id():
 def test_top_p_keeps_the_smallest_set_that_reaches_p(top_p, support):
     _, logprobs, kept = draw(LOGITS, [0.999], top_p=top_p)
     assert kept[0].nonzero().flatten().tolist() == support
-    probabilities = LOGITS.exp()
-    assert logprobs.item() == pytest.approx(
-        math.log(probabilities[support[-1]] / probabilities[support].sum()), abs=1e-6
-    )
+    p = LOGITS.exp()
+    assert logprobs.item() == pytest.approx(math.log(p[support[-1]] / p[support].sum()), abs=1e-6)
 
 
 def test_top_p_counts_after_top_k_renormalised():
@@ -74,15 +69,7 @@ def test_top_p_counts_after_top_k_renormalised():
 
 def test_rows_with_parameters_of_their_own_draw_what_they_would_alone():
     generator = torch.Generator().manual_seed(0)
-    parameters = [
-        (1.0, 0, 1.0),
-        (0.7, 0, 1.0),
-        (0.0, 0, 1.0),
-        (1.3, 5, 1.0),
-        (1.0, 0, 0.6),
-        (0.9, 7, 0.5),
-        (2.0, 0, 1.0),
-    ]
+    parameters = [*((t, 0, 1.0) for t in (1.0, 0.7, 0.0, 2.0)), (1.3, 5, 1.0), (1.0, 0, 0.6), (0.9, 7, 0.5)]
     logits, uniforms = torch.randn(7, 50, generator=generator) * 3, torch.rand(7, generator=generator)
     temperature, top_k, top_p = (np.array(column) for column in zip(*parameters, strict=True))
     ids, logprobs, kept = sample(logits, uniforms, RowSampling(temperature, top_k, top_p))
@@ -109,15 +96,12 @@ def test_frequencies_over_a_grid_of_uniform_numbers_equal_the_reported_probabili
     assert total == pytest.approx(1.0, abs=1e-3)
 
 
-def test_a_uniform_number_next_to_1_never_picks_an_impossible_token_or_runs_out():
+def test_no_uniform_number_picks_an_impossible_token_or_runs_out():
     logits = torch.tensor([1.0, 2.0, -math.inf, -200.0, -math.inf])
     almost = float(np.nextafter(np.float32(1), np.float32(0)))
     for u in (almost, 1.0):  # 1.0: a float64 number just below 1 may round to it
         ids, logprobs, _ = draw(logits, [u])
         assert ids.item() == 1 and logprobs.item() == pytest.approx(2 - math.log(math.exp(1) + math.exp(2)), abs=1e-6)
-
-
-def test_a_uniform_number_of_0_never_picks_a_leading_impossible_token():
     assert draw(torch.tensor([-math.inf, -math.inf, 0.0, 0.0]), [0.0])[0].item() == 2
 
 

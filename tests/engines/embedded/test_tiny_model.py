@@ -40,37 +40,26 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_random_state
     assert not torch.equal(first.model.embed_tokens.weight, other.model.embed_tokens.weight)
 
 
+ALL_BYTES = "".join(map(chr, range(256))) + "日本🙂"
+CHATML = "user users <|im_start|>tool\n<|im_end|>"
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "hello",
-        "  two  spaces ",
-        "\r\n\t\x00\x7f",
-        "naïve 日本語 🙂",
-        "user users <|im_start|>tool\n<|im_end|>",
-        "a \u0301 e\u0301 .",
-        "",
-    ],
+    "text", ["hello", "  two  spaces ", "a \u0301 e\u0301 .", "naïve 日本語 🙂", "", CHATML, ALL_BYTES]
 )
-def test_every_text_decodes_to_itself(folder, text):
+def test_every_text_decodes_to_itself_and_plain_text_is_its_utf8_bytes(folder, text):
     tokenizer = load_tokenizer(folder)
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    assert text == CHATML or ids == list(text.encode())
 
 
-def test_plain_text_is_its_utf8_bytes(folder):
-    text = "".join(map(chr, range(256))) + "日本🙂"
-    assert load_tokenizer(folder).encode(text, add_special_tokens=False) == list(text.encode())
-
-
-def test_a_chatml_header_costs_three_tokens(folder):
+def test_a_chatml_header_costs_three_tokens_and_the_chat_template_is_made_of_them(folder):
     tokenizer = load_tokenizer(folder)
     for role, token in (("system", 259), ("user", 260), ("assistant", 261), ("tool", 262)):
         assert tokenizer.encode(f"<|im_start|>{role}\n", add_special_tokens=False) == [257, token, 10]
-
-
-def test_the_chat_template_is_chatml(folder):
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    text = load_tokenizer(folder).apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert text == "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -90,26 +79,21 @@ def test_a_missing_folder_and_one_without_config_are_named(load, tmp_path):
         load(tmp_path)
 
 
-def test_a_folder_without_weights_or_with_some_missing_is_named(copy):
+def test_a_folder_with_missing_damaged_or_no_weights_or_no_tokenizer_is_named(copy):
     from safetensors.torch import load_file, save_file
 
-    tensors = load_file(copy / "model.safetensors")
+    file = copy / "model.safetensors"
+    tensors = load_file(file)
     tensors.pop("model.norm.weight")
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"lack 1 parameters.*model\.norm\.weight"):
         load_model(copy)
-    (copy / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="no weights"):
-        load_model(copy)
-
-
-def test_a_damaged_weight_file_is_a_model_error(copy):
-    (copy / "model.safetensors").write_bytes(b"not safetensors")
+    file.write_bytes(b"not safetensors")
     with pytest.raises(ModelError, match="transformers cannot load the model"):
         load_model(copy)
-
-
-def test_a_folder_without_tokenizer_is_named(copy):
+    file.unlink()
+    with pytest.raises(ModelError, match="no weights"):
+        load_model(copy)
     (copy / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="no tokenizer"):
         load_tokenizer(copy)
