@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -314,7 +315,23 @@ class CheckpointConfig(Section):
 
 
 RENAMED_SECTIONS = {"advantages": "estimator", "policy_loss": "loss"}
-"""Sections of earlier versions, by which stored configurations are still read."""
+"""Sections of earlier versions by their names of today."""
+
+
+def stored_fields(text: str) -> dict[str, Any]:
+    """The fields of a stored configuration, whichever version of envgym wrote it, in the sections of today.
+
+    Raises:
+        ValueError: The text is no JSON object.
+    """
+    try:
+        stored = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is not valid JSON: {error}") from error
+    if not isinstance(stored, dict):
+        raise ValueError(f"a JSON object is expected, not {type(stored).__name__}")
+    # An old name beside its new one was written by hand: it stays and is refused as such.
+    return {name if (new := RENAMED_SECTIONS.get(name, name)) in stored else new: stored[name] for name in stored}
 
 
 class TrainConfig(Section):

@@ -101,6 +101,7 @@ def _configured(arguments: argparse.Namespace) -> TrainConfig:
     Raises:
         ValueError: There is no such recipe or file, or a change does not fit.
     """
+    from envgym.config import stored_fields
     from envgym.training.recipes import RECIPES
 
     name = arguments.config
@@ -109,11 +110,9 @@ def _configured(arguments: argparse.Namespace) -> TrainConfig:
         fields["run_dir"] = str(arguments.run_dir or _free_folder(Path("runs") / name))
     elif Path(name).is_file():
         try:
-            fields = json.loads(Path(name).read_text(encoding="utf-8"))
+            fields = stored_fields(Path(name).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"'{name}' is not valid JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise ValueError(f"'{name}' holds no configuration: a JSON object is expected, not {type(fields).__name__}")
+            raise ValueError(f"'{name}' holds no configuration: {error}") from error
         if arguments.run_dir is not None:
             fields["run_dir"] = str(arguments.run_dir)
     elif Path(name).is_dir():

@@ -55,10 +55,9 @@ def gae_advantages(
     Raises:
         ValueError: wrong rank, dtype or shape; discount or lam outside [0, 1] on an action token.
     """
-    rows, cols, r, v = _compacted(rewards, values, action_mask, bootstrap_value)
-    discounts = _coefficient(discount, "discount", action_mask)[rows, cols]
-    lams = _coefficient(lam, "lam", action_mask)[rows, cols]
-    return _placed(_gae(r, v, bootstrap_value.double(), rows, discounts, lams), rows, cols, rewards)
+    r, v, bootstrap = _checked(rewards, values, action_mask, bootstrap_value)
+    discounts, lams = _coefficient(discount, "discount", action_mask), _coefficient(lam, "lam", action_mask)
+    return _gae(r, v, bootstrap, action_mask, discounts, lams).to(rewards.dtype)
 
 
 @torch.no_grad()
@@ -77,8 +76,7 @@ def decoupled_gae(
         advantages = A(lam_policy)          value_targets = A(lam_value) + V
 
     With lam_value = 1 the critic regresses on the unbiased return while the policy keeps a low-variance advantage.
-    Source: VC-PPO, 2503.01491, section 4.2. Arguments, shapes and errors as in `gae_advantages`; targets are 0 outside
-    the mask too.
+    Source: VC-PPO, 2503.01491, section 4.2. Arguments, shapes and errors as in `gae_advantages`.
     """
     advantages = gae_advantages(rewards, values, action_mask, bootstrap_value, discount=discount, lam=lam_policy)
     # In float64 to the end: rounding A before V is added would lose digits when V is large against A.
@@ -137,25 +135,20 @@ def turn_advantages(
     environment steps until the next decision: 1 unless turns without action tokens lie between.
 
     Args:
-        rewards, values, action_mask, bootstrap_value: as in `gae_advantages`.
-        turn_ids: integer [B, T]; index of the turn of each action token, not decreasing along a row.
+        rewards, values, action_mask, turn_ids, bootstrap_value: as in `gae_advantages` and `turn_steps`.
         gamma, lam: in [0, 1], per turn.
         steps: int64 [B, T], what `turn_steps` gives, where it is known already; `turn_ids` is then not read. Default:
             that of `turn_ids`, with no turn cut and none after the last action token.
 
-    Returns:
-        [B, T], dtype of `rewards`.
-
-    Raises:
-        ValueError: as `gae_advantages` and `turn_steps`.
+    Returns, Raises: as `gae_advantages`, and as `turn_steps`.
     """
-    rows, cols, r, v = _compacted(rewards, values, action_mask, bootstrap_value)
+    r, v, bootstrap = _checked(rewards, values, action_mask, bootstrap_value)
     _check_unit_interval(gamma=gamma, lam=lam)
-    flat, starts, ends = _turns(turn_steps(turn_ids, action_mask) if steps is None else steps, rows, cols)
-    decision = starts.long().cumsum(0) - 1
-    turn_rewards = r.new_zeros(int(starts.sum())).index_add_(0, decision, r)
-    by_turn = _gae(turn_rewards, v[starts], bootstrap_value.double(), rows[starts], gamma ** flat[ends], lam)
-    return _placed(by_turn[decision], rows, cols, rewards)
+    steps, first, last = _turns(turn_steps(turn_ids, action_mask) if steps is None else steps, action_mask)
+    turn = first[action_mask].cumsum(0) - 1  # of each action token, counted through the batch
+    summed = r.new_zeros(int(first.sum())).index_add_(0, turn, r[action_mask])
+    by_turn = _gae(_on(first, summed), v, bootstrap, first, _on(first, gamma ** steps[last]), lam)
+    return _on(action_mask, by_turn[first][turn]).to(rewards.dtype)
 
 
 @torch.no_grad()
@@ -182,15 +175,15 @@ def bilevel_advantages(
     action token per turn this is `turn_advantages`, whose arguments, shapes and errors it has. Source: VAGEN,
     2510.16907, bi-level GAE.
     """
-    rows, cols, r, v = _compacted(rewards, values, action_mask, bootstrap_value)
+    r, v, bootstrap = _checked(rewards, values, action_mask, bootstrap_value)
     _check_unit_interval(gamma_turn=gamma_turn, lam_turn=lam_turn, gamma_token=gamma_token, lam_token=lam_token)
-    flat, starts, ends = _turns(turn_steps(turn_ids, action_mask) if steps is None else steps, rows, cols)
-    by_turn = _gae(r[ends], v[starts], bootstrap_value.double(), rows[starts], gamma_turn ** flat[ends], lam_turn)
+    steps, first, last = _turns(turn_steps(turn_ids, action_mask) if steps is None else steps, action_mask)
+    by_turn = _gae(_on(first, r[last]), v, bootstrap, first, _on(first, gamma_turn ** steps[last]), lam_turn)
     # A turn's last token restarts the recursion at A_n: its delta is A_n and nothing flows in from the next turn.
-    delta = r + gamma_token * v.roll(-1) - v
-    delta[ends] = by_turn
-    carry = torch.full_like(delta, gamma_token * lam_token).masked_fill(ends, 0.0)
-    return _placed(_reverse_scan(delta, carry, rows), rows, cols, rewards)
+    delta = r + gamma_token * _following(v, action_mask, bootstrap) - v
+    delta[last] = by_turn[first]
+    carry = torch.full_like(delta, gamma_token * lam_token).masked_fill(last, 0.0)
+    return _reverse_scan(delta, carry, action_mask).to(rewards.dtype)
 
 
 @torch.no_grad()
@@ -220,27 +213,22 @@ def turn_steps(
         ValueError: wrong rank, dtype or shape; turn ids negative, decreasing, or >= num_turns.
     """
     check_token_tensors(action_mask, "action_mask")
-    if turn_ids.shape != action_mask.shape or turn_ids.is_floating_point() or turn_ids.dtype == torch.bool:
-        raise ValueError(
-            f"turn_ids must be integers {list(action_mask.shape)}, got {turn_ids.dtype} {list(turn_ids.shape)}."
-        )
     batch = action_mask.shape[:1]
+    _check_integers("turn_ids", turn_ids, action_mask.shape)
+    if num_turns is not None:
+        _check_integers("num_turns", num_turns, batch)
     if mid_turn_cut is not None and (mid_turn_cut.shape != batch or mid_turn_cut.dtype != torch.bool):
         raise ValueError(f"mid_turn_cut must be bool [B], got {mid_turn_cut.dtype} {list(mid_turn_cut.shape)}.")
-    if num_turns is not None and (num_turns.shape != batch or num_turns.is_floating_point()):
-        raise ValueError(f"num_turns must be integer [B], got {num_turns.dtype} {list(num_turns.shape)}.")
-    rows, cols = action_mask.nonzero(as_tuple=True)
-    ids = turn_ids[rows, cols].long()
-    after = ids + 1 if num_turns is None else num_turns.to(ids)[rows]
-    if bool(((ids < 0) | (ids >= after)).any()):
+    ids = torch.where(action_mask, turn_ids, 0).long()
+    after = ids + 1 if num_turns is None else num_turns.to(ids)[:, None]
+    if bool((action_mask & ((ids < 0) | (ids >= after))).any()):
         raise ValueError("turn_ids must lie in [0, number of turns) on action tokens.")
     if mid_turn_cut is not None:
-        after = after - mid_turn_cut.to(ids)[rows]
-    _, last = _row_edges(rows)
-    steps = torch.where(last, after, ids.roll(-1)) - ids
+        after = after - mid_turn_cut.to(ids)[:, None]
+    steps = torch.where(action_mask, _following(ids, action_mask, after) - ids, 0)
     if bool((steps < 0).any()):
         raise ValueError("turn_ids must not decrease along the action tokens of a row.")
-    return _placed(steps, rows, cols, torch.zeros_like(action_mask, dtype=torch.int64))
+    return steps
 
 
 @torch.no_grad()
@@ -279,25 +267,24 @@ def place_rewards(step_rewards: Tensor, turn_ids: Tensor, action_mask: Tensor) -
             f"Rows {orphaned.nonzero().flatten().tolist()} have a reward but no action token to put it on. "
             "Leave trajectories in which the policy sampled nothing out of the batch."
         )
-    rows, cols = action_mask.nonzero(as_tuple=True)
-    counts = action_mask.sum(dim=1)
+    rows, counts = action_mask.nonzero()[:, 0], action_mask.sum(dim=1)
     first = (counts.cumsum(0) - counts).repeat_interleave(num_steps)
     # All turns of all rows numbered in one line: the last action token up to a turn, or the first one of its row.
     turns = torch.arange(batch * num_steps, device=rows.device)
-    target = torch.searchsorted(rows * num_steps + turn_ids[rows, cols], turns, right=True) - 1
-    exact = step_rewards.double().flatten()
+    target = torch.searchsorted(rows * num_steps + turn_ids[action_mask], turns, right=True) - 1
+    exact = step_rewards.double()
     # One place more, for the zeros of rows without action tokens behind the last one that has some.
-    flat = exact.new_zeros(len(rows) + 1).index_add_(0, torch.maximum(target, first), exact)
-    out = _placed(flat[:-1], rows, cols, torch.zeros_like(action_mask, dtype=torch.float64))
-    lost = out.sum(dim=1) - step_rewards.double().sum(dim=1)
-    assert bool((lost.abs() <= 1e-9 * step_rewards.double().abs().sum(dim=1)).all()), "rewards were lost on the way"
+    flat = exact.new_zeros(len(rows) + 1).index_add_(0, torch.maximum(target, first), exact.flatten())
+    out = _on(action_mask, flat[:-1])
+    lost = out.sum(dim=1) - exact.sum(dim=1)
+    assert bool((lost.abs() <= 1e-9 * exact.abs().sum(dim=1)).all()), "rewards were lost on the way"
     return out.to(step_rewards.dtype)
 
 
-def _compacted(
+def _checked(
     rewards: Tensor, values: Tensor, action_mask: Tensor, bootstrap_value: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows and columns of the action tokens, their rewards and values in float64 [M]; what all estimators check."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, values and bootstrap [B, 1] in float64, when they are what all estimators take."""
     check_token_tensors(action_mask, "action_mask", rewards=rewards, values=values)
     if values.dtype != rewards.dtype:
         raise ValueError(f"rewards and values must have one dtype, got {rewards.dtype} and {values.dtype}.")
@@ -306,8 +293,12 @@ def _compacted(
             f"bootstrap_value must be floating [B] = [{action_mask.shape[0]}], got {bootstrap_value.dtype} "
             f"{list(bootstrap_value.shape)}. It holds one value per trajectory, 0 for those that terminated."
         )
-    rows, cols = action_mask.nonzero(as_tuple=True)
-    return rows, cols, rewards[rows, cols].double(), values[rows, cols].double()
+    return rewards.double(), values.double(), bootstrap_value.double()[:, None]
+
+
+def _check_integers(name: str, tensor: Tensor, shape: torch.Size) -> None:
+    if tensor.shape != shape or tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise ValueError(f"{name} must be integers {list(shape)}, got {tensor.dtype} {list(tensor.shape)}.")
 
 
 def _check_unit_interval(**numbers: float) -> None:
@@ -329,51 +320,36 @@ def _coefficient(given: float | Tensor, name: str, action_mask: Tensor) -> Tenso
     return tensor
 
 
-def _turns(steps: Tensor, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Per action token [M]: steps until the next one (float64), first of its turn?, last of its turn?"""
-    flat = steps[rows, cols]
-    first, last = _row_edges(rows)
-    ends = last | (flat > 0)
-    return flat.double(), first | ends.roll(1), ends
+def _turns(steps: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`steps` in float64; where the first, and where the last action token of each turn is: bool [B, T]."""
+    last = mask & ((steps > 0) | (mask.cumsum(1) == mask.sum(1, keepdim=True)))
+    return steps.double(), _on(mask, last[mask].roll(1)), last
 
 
-def _row_edges(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each entry is the first, and the last, of its row; `rows` [M] is sorted."""
-    first, last = rows != rows.roll(1), rows != rows.roll(-1)
-    first[:1], last[-1:] = True, True
-    return first, last
+def _following(x: Tensor, mask: Tensor, end: Tensor) -> Tensor:
+    """x at the next true position of the row; `end`, broadcast, at the last one."""
+    return torch.where(mask.cumsum(1) == mask.sum(1, keepdim=True), end, _on(mask, x[mask].roll(-1)))
 
 
-def _gae(
-    rewards: Tensor, values: Tensor, bootstrap: Tensor, rows: Tensor, discount: Tensor, lam: Tensor | float
-) -> Tensor:
-    """The recurrence on flat float64 [M] tensors of all rows end to end; `rows` is sorted, bootstrap is [B]."""
-    _, last = _row_edges(rows)
-    delta = rewards + discount * torch.where(last, bootstrap[rows], values.roll(-1)) - values
-    return _reverse_scan(delta, discount * lam, rows)
+def _gae(r: Tensor, v: Tensor, bootstrap: Tensor, mask: Tensor, discount: Tensor, lam: Tensor | float) -> Tensor:
+    """The recurrence over the true positions of each row, all float64 [B, T]; bootstrap is [B, 1]."""
+    return _reverse_scan(r + discount * _following(v, mask, bootstrap) - v, discount * lam, mask)
 
 
-def _reverse_scan(delta: Tensor, carry: Tensor, rows: Tensor) -> Tensor:
-    """A_k = delta_k + carry_k * A_{k+1} inside each row, flat float64 [M]; nothing crosses from row to row.
+def _reverse_scan(delta: Tensor, carry: Tensor, mask: Tensor) -> Tensor:
+    """A_k = delta_k + carry_k * A_{k+1} over the true positions of each row, 0 elsewhere.
 
-    The loop runs over the largest number of entries in a row (not over T), all rows at once.
+    The loop runs over the largest number of them in a row (not over T), all rows at once.
     """
-    if not rows.numel():
-        return delta
-    _, row_index, counts = rows.unique_consecutive(return_inverse=True, return_counts=True)
-    slots = torch.arange(rows.numel(), device=rows.device) - (counts.cumsum(0) - counts)[row_index]
-    shape = (int(counts.max()), counts.numel())
-    table, factors = delta.new_zeros(shape), delta.new_zeros(shape)
-    table[slots, row_index] = delta
-    factors[slots, row_index] = carry
-    steps, carries = table.unbind(0), factors.unbind(0)
-    for k in range(shape[0] - 2, -1, -1):
-        steps[k].addcmul_(carries[k], steps[k + 1])
-    return table[slots, row_index]
+    place = (mask.cumsum(1)[mask] - 1, mask.nonzero()[:, 0])
+    table = delta.new_zeros(int(mask.sum(1).max()) if mask.numel() else 0, len(mask))
+    factors = torch.zeros_like(table)
+    table[place], factors[place] = delta[mask], carry[mask]
+    for k in range(len(table) - 2, -1, -1):
+        table[k].addcmul_(factors[k], table[k + 1])
+    return _on(mask, table[place])
 
 
-def _placed(flat: Tensor, rows: Tensor, cols: Tensor, like: Tensor) -> Tensor:
-    """Flat [M] values back on their action tokens, zeros elsewhere, shape and dtype of `like`."""
-    out = torch.zeros_like(like)
-    out[rows, cols] = flat.to(like.dtype)
-    return out
+def _on(mask: Tensor, flat: Tensor) -> Tensor:
+    """[B, T] with these values on the true positions, row by row, and zeros elsewhere."""
+    return flat.new_zeros(mask.shape).masked_scatter_(mask, flat)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from envgym.config import RENAMED_SECTIONS, TrainConfig
+from envgym.config import TrainConfig, stored_fields
 from envgym.errors import CheckpointError, StorageError, written_whole
 from envgym.types import Trajectory
 
@@ -229,11 +229,8 @@ def read_config(run_dir: Path) -> TrainConfig:
     if not path.is_file():
         raise CheckpointError(f"'{run_dir}' holds no run (it has no {CONFIG}); start one without resume")
     try:
-        stored = dict(json.loads(path.read_text(encoding="utf-8")))
-        # Whichever version of envgym wrote it, in the sections of today.
-        today = {RENAMED_SECTIONS.get(name, name): section for name, section in stored.items()}
-        return TrainConfig.model_validate({**today, "run_dir": run_dir})
-    except (TypeError, ValueError) as error:
+        return TrainConfig.model_validate({**stored_fields(path.read_text(encoding="utf-8")), "run_dir": run_dir})
+    except ValueError as error:
         raise CheckpointError(f"'{path}' is not a valid configuration: {error}") from error
 
 

@@ -54,6 +54,24 @@ def test_a_kind_is_only_what_the_configuration_calls_one(configured, tmp_path):
     assert policy == SGLangPolicyConfig()
 
 
+def test_a_file_that_an_earlier_version_wrote_is_read_and_an_old_name_that_is_set_is_refused(
+    configured, tmp_path, capsys
+):
+    file = tmp_path / "config.json"
+    file.write_text(
+        '{"run_dir": "r", "env": {"id": "envgym/Upkeep-v0"}, "advantages": {"gamma": 0.5}, '
+        '"policy_loss": {"clip_low": 0.1}}'
+    )
+    config = configured(file, "--run-dir", tmp_path / "again", "--set", "estimator.gae_lambda_policy=0.8")
+    assert (config.estimator.gamma, config.estimator.gae_lambda_policy, config.loss.clip_low) == (0.5, 0.8, 0.1)
+    for arguments in (["quickstart"], [str(file)]):
+        assert main(["train", *arguments, "--set", "advantages.gamma=0.5"]) == 2
+        assert "the section 'advantages' is called 'estimator' now" in capsys.readouterr().err
+    file.write_text('{"run_dir": "r", "env": {"id": "envgym/Upkeep-v0"}, "loss": {}, "policy_loss": {"clip_low": 0.1}}')
+    assert main(["train", str(file)]) == 2
+    assert "the section 'policy_loss' is called 'loss' now" in capsys.readouterr().err
+
+
 def test_a_run_is_resumed_with_servers_at_other_addresses(configured, tmp_path):
     begun = configured(
         "quickstart", "--run-dir", tmp_path / "run", "--policy", "sglang", "--set", "policy.colocated=true"
