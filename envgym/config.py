@@ -318,7 +318,7 @@ RENAMED_SECTIONS = {"advantages": "estimator", "policy_loss": "loss"}
 """Sections of earlier versions by their names of today."""
 
 
-def stored_fields(text: str) -> dict[str, Any]:
+def stored_fields(text: bytes) -> dict[str, Any]:
     """The fields of a stored configuration, whichever version of envgym wrote it, in the sections of today.
 
     Raises:

@@ -110,7 +110,7 @@ def _configured(arguments: argparse.Namespace) -> TrainConfig:
         fields["run_dir"] = str(arguments.run_dir or _free_folder(Path("runs") / name))
     elif Path(name).is_file():
         try:
-            fields = stored_fields(Path(name).read_text(encoding="utf-8"))
+            fields = stored_fields(Path(name).read_bytes())
         except ValueError as error:
             raise ValueError(f"'{name}' holds no configuration: {error}") from error
         if arguments.run_dir is not None:

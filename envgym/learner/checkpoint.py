@@ -1,6 +1,7 @@
 """Checkpoints: a learner saved and restored with torch's distributed checkpoints, on any number of ranks.
 
-A checkpoint's manifest holds a checksum of every file; it is written last and checked before anything is loaded.
+A checkpoint's manifest holds a checksum of every file; it is written last and checked before anything is loaded. The
+folder gets its name when all is on the disk.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
@@ -27,21 +27,20 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.utils._pytree import tree_leaves
 
 from envgym.errors import CheckpointError, StorageError, put_in_place, remove, written_whole
-from envgym.learner.distributed import is_main, on_main
+from envgym.learner.distributed import from_main, is_main, of_all_ranks, on_main
 from envgym.learner.learner import Learner
 from envgym.model_folder import quiet
 from envgym.weights import weight_buckets
 
-MANIFEST, _STATE = "manifest.json", "state.json"
+_MANIFEST, _STATE = "manifest.json", "state.json"
 _log = logging.getLogger(__name__)
 
 
 def save_checkpoint(folder: Path, learner: Learner, state: dict[str, Any], *, iteration: int, keep: int) -> Path:
     """Writes a checkpoint whole or not at all; a collective of all ranks.
-
-    Its manifest has a checksum of every file and is written last; the folder gets its name when all is on the disk.
 
     Args:
         folder: Where the checkpoints of the run are.
@@ -67,10 +66,10 @@ def save_checkpoint(folder: Path, learner: Learner, state: dict[str, Any], *, it
     }
     text = json.dumps({**state, "learner": scalars})
     try:
-        on_main(lambda: _clear(partial))
+        on_main(lambda: (partial.parent.mkdir(parents=True, exist_ok=True), remove(partial)))
         dcp.save(tensors, checkpoint_id=str(partial))
         on_main(lambda: (partial / _STATE).write_text(text, encoding="utf-8"))
-        write_manifest(partial)
+        _write_manifest(partial)
         on_main(lambda: _put(partial, final, keep))
     except (OSError, CheckpointException) as error:  # torch derives the latter from BaseException
         on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
@@ -84,11 +83,6 @@ def save_checkpoint(folder: Path, learner: Learner, state: dict[str, Any], *, it
     return final
 
 
-def _clear(partial: Path) -> None:
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    remove(partial)
-
-
 def _put(partial: Path, final: Path, keep: int) -> None:
     """Gives a written checkpoint its name and removes what it makes superfluous."""
     put_in_place(partial, final)
@@ -97,12 +91,8 @@ def _put(partial: Path, final: Path, keep: int) -> None:
 
 
 def _num_bytes(tensors: Any) -> int:
-    """Size of what is saved, the shards of all ranks together."""
-    if isinstance(tensors, torch.Tensor):
-        return tensors.numel() * tensors.element_size()
-    if isinstance(tensors, dict):
-        return sum(map(_num_bytes, tensors.values()))
-    return sum(map(_num_bytes, tensors)) if isinstance(tensors, list | tuple) else 0
+    """Size of all tensors in a tree, the shards of all ranks together."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))
 
 
 def latest_checkpoint(folder: Path) -> Path:
@@ -138,11 +128,9 @@ def load_newest(
     Raises:
         CheckpointError: There is no checkpoint, none is intact, or it belongs to another configuration.
     """
-    shared: list[Any] = [_complete(folder) if is_main() else None]
-    dist.broadcast_object_list(shared, src=0)
     damaged: dict[Path, str] = {}
-    for path in reversed(shared[0]):
-        wrong = damage(path)
+    for path in reversed(from_main(_complete(folder) if is_main() else [])):
+        wrong = _damage(path)
         if wrong is None:
             break
         damaged[path] = wrong
@@ -155,16 +143,16 @@ def load_newest(
             "another folder"
         )
     state = _load(path, learner, needs)
-    if is_main():
-        for other, wrong in damaged.items():
+    for other, wrong in damaged.items() if is_main() else ():
+        kept = ""
+        if set_aside:
             aside = other.with_name(f"{other.name}.damaged")
-            if set_aside:
-                shutil.rmtree(aside, ignore_errors=True)
-                os.replace(other, aside)
-            kept = f" and was renamed '{aside.name}'" if set_aside else ""
-            _log.warning(
-                "the checkpoint '%s' is damaged (%s)%s; the older '%s' is used in its place", other, wrong, kept, path
-            )
+            remove(aside)
+            os.replace(other, aside)
+            kept = f" and was renamed '{aside.name}'"
+        _log.warning(
+            "the checkpoint '%s' is damaged (%s)%s; the older '%s' is used in its place", other, wrong, kept, path
+        )
     return state
 
 
@@ -182,7 +170,7 @@ def load_checkpoint(path: Path, learner: Learner, *, needs: Sequence[str] = ()) 
     Raises:
         CheckpointError: The checkpoint is damaged or belongs to another configuration.
     """
-    wrong = damage(path)
+    wrong = _damage(path)
     if wrong is not None:
         raise _unloadable(path, wrong)
     return _load(path, learner, needs)
@@ -192,8 +180,8 @@ def _load(path: Path, learner: Learner, needs: Sequence[str]) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
         scalars = state.get("learner", {})
-        lacking = [key for key in needs if key not in state]
         wanted = ("iteration", "kl", *(f"{name}_updates" for name in learner.optimizers))
+        lacking = [key for key in needs if key not in state]
         lacking += [f"learner.{key}" for key in wanted if key not in scalars]
         if lacking:
             raise CheckpointError(f"{_STATE} lacks {', '.join(lacking)}")
@@ -274,56 +262,49 @@ def _write_model(folder: Path, learner: Learner, weights: dict[str, Tensor], tok
                 learner.actor.lm.save_pretrained(str(partial), state_dict=weights)
             tokenizer.save_pretrained(str(partial))
     except (OSError, SafetensorError) as error:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
         advice = "The checkpoints of the run are untouched: make room and resume the run, or export it"
-        raise StorageError.at(folder, f"{type(error).__name__}: {error}", advice, num_bytes=size) from error
+        cause = f"{type(error).__name__}: {error}"
+        raise StorageError.at(folder, cause, advice, num_bytes=_num_bytes(weights)) from error
 
 
-def write_manifest(folder: Path) -> None:
-    """Writes size and SHA-256 of every file in a folder; a collective of all ranks, each of which reads its own shards.
-
-    Raises:
-        OSError: A file cannot be read or the manifest not written; on every rank.
-    """
-    [names] = _broadcast([sorted(path.name for path in folder.iterdir() if path.is_file())] if is_main() else [None])
-    entries: dict[str, Any] = {}
-    failure: OSError | None = None
+def _write_manifest(folder: Path) -> None:
+    """Writes size and SHA-256 of every file; a collective, in which each rank reads its own shards."""
+    names = from_main(sorted(path.name for path in folder.iterdir() if path.is_file()) if is_main() else [])
+    mine: dict[str, Any] | OSError
     try:
-        entries = {name: _entry(folder / name) for name in _share(names)}
+        mine = {name: _entry(folder / name) for name in _share(names)}
     except OSError as error:
-        failure = error
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (entries, failure))
-    for _, failed in gathered:
-        if failed is not None:
-            raise failed
-    files = {name: entry for part, _ in gathered for name, entry in part.items()}
-    on_main(lambda: (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8"))
+        mine = error
+    files: dict[str, Any] = {}
+    for entries in of_all_ranks(mine):
+        if isinstance(entries, OSError):
+            raise entries
+        files |= entries
+    on_main(lambda: (folder / _MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8"))
 
 
-def damage(folder: Path) -> str | None:
+def _damage(folder: Path) -> str | None:
     """What is wrong with the files of a checkpoint, in a few words, or None; a collective of all ranks."""
-    files, problem = _broadcast(list(_read_manifest(folder)) if is_main() else [None, None])
-    if problem is not None:
-        return problem
-    mine = next(filter(None, (_difference(folder / name, files[name]) for name in _share(sorted(files)))), None)
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, mine)
-    return next(filter(None, gathered), None)
+    files = from_main(_read_manifest(folder) if is_main() else "")
+    if isinstance(files, str):
+        return files
+    differences = (_difference(folder / name, files[name]) for name in _share(sorted(files)))
+    return next(filter(None, of_all_ranks(next(filter(None, differences), None))), None)
 
 
-def _read_manifest(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
+def _read_manifest(folder: Path) -> dict[str, Any] | str:
     """The files of the manifest, or what is wrong with it."""
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        wrong = [name for name, entry in files.items() if not {"bytes", "sha256"} <= entry.keys()]
+        files: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
+        if files and all({"bytes", "sha256"} <= entry.keys() for entry in files.values()):
+            return files
     except FileNotFoundError:
-        return None, f"it has no {MANIFEST}, so it was not written to its end"
+        return f"it has no {_MANIFEST}, so it was not written to its end"
     except OSError as error:
-        return None, f"{MANIFEST} cannot be read: {error.strerror}"
+        return f"{_MANIFEST} cannot be read: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None, f"{MANIFEST} is damaged"
-    return (None, f"{MANIFEST} is damaged") if wrong or not files else (files, None)
+        pass
+    return f"{_MANIFEST} is damaged"
 
 
 def _entry(path: Path) -> dict[str, Any]:
@@ -351,8 +332,3 @@ def _share(names: list[str]) -> list[str]:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     writers = {name: re.match(r"__(\d+)_", name) for name in names}
     return [name for name, writer in writers.items() if (int(writer[1]) if writer else 0) % num_ranks == rank]
-
-
-def _broadcast(values: list[Any]) -> list[Any]:
-    dist.broadcast_object_list(values, src=0)
-    return values

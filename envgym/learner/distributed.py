@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -116,17 +116,30 @@ def on_main(action: Callable[[], T]) -> T | None:
     Raises:
         Exception: Whatever the action raised, on every rank: a rank that went on alone would wait for the main one.
     """
-    result, error = None, None
+    result: T | None = None
+    error: Exception | None = None
     if is_main():
         try:
             result = action()
         except Exception as failure:
             error = failure
-    shared: list[Any] = [error]
-    dist.broadcast_object_list(shared, src=0)
-    if shared[0] is not None:
-        raise shared[0]
+    if (error := from_main(error)) is not None:
+        raise error
     return result
+
+
+def from_main(value: T) -> T:
+    """The main rank's value, on every rank; a collective."""
+    shared = [value]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def of_all_ranks(value: T) -> list[T]:
+    """Every rank's value, by rank, on every rank; a collective."""
+    gathered = [value] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
 
 
 def move_state(modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], device: torch.device) -> None:

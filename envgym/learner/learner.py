@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from envgym.config import OptimizerConfig, TrainConfig
 from envgym.learner.batch import Batch, Sample, collate, exchange_samples, plan_batch, plan_microbatches
-from envgym.learner.distributed import copy_parameters, move_state, shard
+from envgym.learner.distributed import copy_parameters, move_state, of_all_ranks, shard
 from envgym.learner.estimator import Estimator, EstimatorBatch, GAEEstimator
 from envgym.learner.importance import icepop_weights, tis_weights
 from envgym.learner.kl import AdaptiveKL, kl_estimate
@@ -352,8 +352,7 @@ class Learner:
     def _distribute(self, samples: Iterable[Sample], num_minibatches: int, seed: int) -> tuple[Batch, Tensor]:
         """The share of the global batch that this rank computes, and the minibatch of each of its rows."""
         samples = list(samples)
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, [(sample.index, sample.length) for sample in samples])
+        gathered = of_all_ranks([(sample.index, sample.length) for sample in samples])
         lengths = dict(sorted(entry for part in gathered for entry in part))
         assert len(lengths) == sum(map(len, gathered)), "sample indices must be unique over all ranks"
         position = {index: place for place, index in enumerate(lengths)}

@@ -137,8 +137,7 @@ def policy_loss(
             gradient.
         clip_low, clip_high: >= 0.
         dual_clip: > 1, or None for off.
-        aggregation, num_tokens, num_sequences, norm_length: see `aggregate`; give the global counts when the batch is
-            split into micro-batches or ranks.
+        aggregation, num_tokens, num_sequences, norm_length: see `aggregate`.
         weights: [B, T] importance weights, treated as constants; they do not enter the denominators.
 
     Returns:
@@ -165,14 +164,15 @@ def policy_loss(
         raise ValueError(f"dual_clip must be > 1 (3 is usual) or None for off, got {dual_clip}.")
 
     # Masked entries become 0 before any arithmetic: a NaN that meets a zero gradient later would be NaN again.
-    logprobs = torch.where(loss_mask, logprobs, 0.0)
-    proximal = torch.where(loss_mask, proximal_logprobs, 0.0).detach().to(logprobs.dtype)
-    advantages = torch.where(loss_mask, advantages, 0.0).detach()
-    weights = torch.where(loss_mask, weights, 0.0).detach()
+    logprobs, proximal, advantages, weights = (
+        torch.where(loss_mask, tensor, 0.0)
+        for tensor in (logprobs, proximal_logprobs.detach(), advantages.detach(), weights.detach())
+    )
+    proximal = proximal.to(logprobs.dtype)
 
     ratio = (logprobs - proximal).clamp(-20.0, 20.0).exp()
     per_token = -torch.minimum(ratio * advantages, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages)
-    negative = loss_mask & (advantages < 0)
+    negative = advantages < 0
     if dual_clip is not None:
         per_token = torch.where(negative, torch.minimum(per_token, -dual_clip * advantages), per_token)
     loss = aggregate(
@@ -184,15 +184,12 @@ def policy_loss(
         norm_length=norm_length,
     )
 
-    with torch.no_grad():
-        positive = loss_mask & (advantages > 0)
-        dual_clipped = negative & (ratio > dual_clip) if dual_clip is not None else torch.zeros_like(negative)
-        metrics = {
-            "clip_low_sum": (negative & (ratio < 1.0 - clip_low)).sum().double(),
-            "clip_high_sum": (positive & (ratio > 1.0 + clip_high)).sum().double(),
-            "dual_clip_sum": dual_clipped.sum().double(),
-        }
-    return loss, ratio_metrics(logprobs, proximal, loss_mask) | metrics
+    dual_clipped = negative & (ratio > dual_clip) if dual_clip is not None else torch.zeros_like(negative)
+    return loss, ratio_metrics(logprobs, proximal, loss_mask) | {
+        "clip_low_sum": (negative & (ratio < 1.0 - clip_low)).sum().double(),
+        "clip_high_sum": ((advantages > 0) & (ratio > 1.0 + clip_high)).sum().double(),
+        "dual_clip_sum": dual_clipped.sum().double(),
+    }
 
 
 @torch.no_grad()
@@ -206,9 +203,9 @@ def ratio_metrics(logprobs: Tensor, proximal_logprobs: Tensor, loss_mask: Tensor
     proximal = torch.where(loss_mask, proximal_logprobs, 0.0).to(logprobs.dtype)
     ratio = (logprobs - proximal).clamp(-20.0, 20.0).exp()
     return {
-        "ratio_sum": _masked_sum(ratio, loss_mask),
-        "ratio_max": _masked_max(ratio, loss_mask),
-        "kl_proximal_k3_sum": _masked_sum(kl_estimate(proximal, logprobs, "k3"), loss_mask),
+        "ratio_sum": torch.where(loss_mask, ratio, 0.0).sum(dtype=torch.float64),
+        "ratio_max": torch.where(loss_mask, ratio, 0.0).amax().double() if ratio.numel() else ratio.sum().double(),
+        "kl_proximal_k3_sum": kl_estimate(proximal, logprobs, "k3").sum(dtype=torch.float64),
         "num_tokens": loss_mask.sum().double(),
     }
 
@@ -233,7 +230,7 @@ def value_loss(
     Source: PPO's value clipping, "Implementation Matters in Deep RL", 2005.12729, section 3.
 
     Args:
-        values: float32 or float64 [B, T], critic output with gradient; V of the state *before* each action token.
+        values: float32 or float64 [B, T], critic output with gradient; V of the state before each action token.
         old_values: [B, T], the critic before the update.
         value_targets: [B, T].
         loss_mask: bool [B, T]; masked entries reach neither loss nor gradient.
@@ -255,11 +252,10 @@ def value_loss(
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be > 0 or None for off, got {clip}.")
 
-    values = torch.where(loss_mask, values, 0.0)
-    old_values = torch.where(loss_mask, old_values, 0.0).detach()
-    targets = torch.where(loss_mask, value_targets, 0.0).detach()
-    weights = torch.where(loss_mask, weights, 0.0).detach()
-
+    values, old_values, targets, weights = (
+        torch.where(loss_mask, tensor, 0.0)
+        for tensor in (values, old_values.detach(), value_targets.detach(), weights.detach())
+    )
     squared_error = (values - targets).square()
     larger = squared_error
     clipped = torch.zeros_like(loss_mask)
@@ -267,7 +263,7 @@ def value_loss(
         clipped_error = (old_values + (values - old_values).clamp(-clip, clip) - targets).square()
         larger = torch.maximum(squared_error, clipped_error)
         # Inside the clip range both are equal up to rounding, so ask for a real move as well.
-        clipped = loss_mask & ((values - old_values).abs() > clip) & (clipped_error > squared_error)
+        clipped = ((values - old_values).abs() > clip) & (clipped_error > squared_error)
     loss = aggregate(
         0.5 * weights * larger,
         loss_mask,
@@ -277,13 +273,11 @@ def value_loss(
         norm_length=norm_length,
     )
 
-    with torch.no_grad():
-        metrics = {
-            "squared_error_sum": _masked_sum(squared_error, loss_mask),
-            "value_clip_sum": clipped.sum().double(),
-            "num_tokens": loss_mask.sum().double(),
-        }
-    return loss, metrics
+    return loss, {
+        "squared_error_sum": squared_error.detach().sum(dtype=torch.float64),
+        "value_clip_sum": clipped.sum().double(),
+        "num_tokens": loss_mask.sum().double(),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,13 +357,3 @@ class PPOClipLoss:
             weights=inputs.weights,
             **inputs.counts,
         )
-
-
-def _masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum over valid tokens, float64 scalar."""
-    return torch.where(mask, x, 0.0).sum(dtype=torch.float64)
-
-
-def _masked_max(x: Tensor, mask: Tensor) -> Tensor:
-    """Maximum over valid tokens of a tensor that is never negative, float64 scalar; 0 when there is none."""
-    return torch.where(mask, x, 0.0).amax().double() if x.numel() else x.sum().double()

@@ -229,7 +229,7 @@ def read_config(run_dir: Path) -> TrainConfig:
     if not path.is_file():
         raise CheckpointError(f"'{run_dir}' holds no run (it has no {CONFIG}); start one without resume")
     try:
-        return TrainConfig.model_validate({**stored_fields(path.read_text(encoding="utf-8")), "run_dir": run_dir})
+        return TrainConfig.model_validate({**stored_fields(path.read_bytes()), "run_dir": run_dir})
     except ValueError as error:
         raise CheckpointError(f"'{path}' is not a valid configuration: {error}") from error
 

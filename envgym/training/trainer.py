@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from envgym.engines.embedded.tiny_model import create_model
 from envgym.evaluation.results import EnvironmentReport, summarise
 from envgym.learner.batch import make_sample
 from envgym.learner.checkpoint import export_model, load_newest, save_checkpoint
-from envgym.learner.distributed import is_main, on_main
+from envgym.learner.distributed import from_main, is_main, of_all_ranks, on_main
 from envgym.learner.estimator import Estimator
 from envgym.learner.learner import Learner, weights_dtype
 from envgym.learner.losses import Loss
@@ -44,7 +44,6 @@ _LARGE_MISMATCH = 0.05
 """Mean absolute difference of log-probabilities, in nats, that rounding does not explain."""
 Reports = dict[str, EnvironmentReport]
 """Evaluation by kind of play: "sampled" and "greedy"."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +263,7 @@ class Trainer:
 
     def _stopping(self) -> bool:
         """Whether a callback of any rank has asked for the end; a collective, so that all ranks end together."""
-        reasons: list[str | None] = [None] * self.state.num_ranks
-        dist.all_gather_object(reasons, self.state.stop_reason)
+        reasons = of_all_ranks(self.state.stop_reason)
         self.state.stop_reason = next((reason for reason in reasons if reason is not None), None)
         return self.state.stop_reason is not None
 
@@ -300,7 +298,7 @@ class Trainer:
             lag = lag_metrics(finished, version=self.state.iteration - 1) | dropped_metrics(failed)
             metrics = {f"episode/{name}": value for name, value in report.metrics().items()}
             metrics |= {f"rollout/{name}": value for name, value in lag.items()}
-        self.state.metrics |= _from_main(metrics)
+        self.state.metrics |= from_main(metrics)
         return indexed
 
     def _update(self, indexed: Sequence[tuple[int, Trajectory]]) -> None:
@@ -351,7 +349,7 @@ class Trainer:
                 shared: Any = None
                 if is_main():
                     shared = summarise(self.config.env.id, agent.name, [*finished, *failed]), finished[:1]
-                reports[agent.name], first = _from_main(shared)
+                reports[agent.name], first = from_main(shared)
                 examples += first
         if not examples:
             raise RuntimeError(f"no evaluation episode of {self.config.env.id} finished")
@@ -359,13 +357,6 @@ class Trainer:
         for kind, report in reports.items():
             self.state.metrics |= {f"evaluation/{kind}/{name}": value for name, value in report.metrics().items()}
         self._call("on_evaluate")
-
-
-def _from_main(value: T) -> T:
-    """The main rank's value, on every rank; a collective."""
-    shared: list[Any] = [value]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
 
 
 def _warn_of_mismatch(iteration: int, metrics: Mapping[str, float]) -> None:
