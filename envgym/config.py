@@ -330,8 +330,10 @@ def stored_fields(text: bytes) -> dict[str, Any]:
         raise ValueError(f"it is not valid JSON: {error}") from error
     if not isinstance(stored, dict):
         raise ValueError(f"a JSON object is expected, not {type(stored).__name__}")
-    # An old name beside its new one was written by hand: it stays and is refused as such.
-    return {name if (new := RENAMED_SECTIONS.get(name, name)) in stored else new: stored[name] for name in stored}
+    for old, new in RENAMED_SECTIONS.items():
+        if old in stored and new not in stored:  # both at once no version wrote: it is refused as a new file would be
+            stored[new] = stored.pop(old)
+    return stored
 
 
 class TrainConfig(Section):
