@@ -173,11 +173,7 @@ def spec(id: str) -> EnvSpec:
 
 
 def _import(module: str, id: str) -> None:
-    """Imports the module that an id names.
-
-    Raises:
-        UnknownIdError: There is no such module, or it raises when it is imported.
-    """
+    """Imports the module that an id names."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:

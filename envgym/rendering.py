@@ -287,11 +287,7 @@ some templates put in one of their own."""
 
 
 def _format_of_template(tokenizer: Any) -> str | None:
-    """The one format of the package that renders the probes as the tokenizer's own chat template does.
-
-    Raises:
-        ValueError: Several do.
-    """
+    """The one format of the package that renders the probes as the tokenizer's own chat template does."""
     if not getattr(tokenizer, "chat_template", None):
         return None
     try:

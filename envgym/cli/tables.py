@@ -27,16 +27,14 @@ def report_tables(columns: Mapping[str, EnvironmentReport], width: int) -> list[
         columns: Reports by the name of their column.
         width: Characters of a line.
     """
-    return [_report_table(group) for group in side_by_side(columns, width - 4, margin=3)]  # four: the frame
-
-
-def _report_table(columns: Mapping[str, EnvironmentReport]) -> Table:
-    table = Table("")
-    for name in columns:
-        table.add_column(escape(name), justify="right")
-    for name, cells in report_rows(list(columns.values())):
-        table.add_row(escape(name), *cells)
-    return table
+    tables = []
+    for group in side_by_side(columns, width - 4, margin=3):  # four: the frame
+        tables.append(table := Table(""))
+        for name in group:
+            table.add_column(escape(name), justify="right")
+        for name, cells in report_rows(list(group.values())):
+            table.add_row(escape(name), *cells)
+    return tables
 
 
 def print_tables(console: Console, tables: Iterable[Table]) -> None:

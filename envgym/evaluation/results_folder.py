@@ -236,11 +236,7 @@ def _open_alone(path: Path) -> IO[bytes]:
 
 
 def _parse(path: Path, content: bytes) -> tuple[dict[EpisodeKey, EpisodeRecord], int]:
-    """The records of a file, and how many bytes of it are whole lines.
-
-    Raises:
-        ValueError: A line other than the last cannot be read, or an episode was finished twice.
-    """
+    """The records of a file, and how many bytes of it are whole lines."""
     records: dict[EpisodeKey, EpisodeRecord] = {}
     size = 0
     lines = content.splitlines(keepends=True)

@@ -140,11 +140,7 @@ def evaluate(
 
 
 def _agent(agent: Agent | str | Callable[[str], str], kwargs: dict[str, Any]) -> tuple[Agent, Path | None]:
-    """The agent, and the folder it comes from, if any.
-
-    Raises:
-        ValueError: There is no such agent, or an argument for one that is made already.
-    """
+    """The agent, and the folder it comes from, if any."""
     if isinstance(agent, str):
         made = make_agent(agent, **kwargs)
         return made, Path(agent) if agent not in list_agents() and Path(agent).is_dir() else None

@@ -292,8 +292,8 @@ class _Run:
             request = self.requests[index]
             breakdowns = 0
             for attempt, seed in enumerate((request.seed, *request.spare_seeds)):
-                if (pause := _pause(breakdowns)) > 0:
-                    await asyncio.sleep(pause)
+                if breakdowns >= 3:
+                    await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** min(breakdowns - 3, 16), LONGEST_PAUSE_S))
                 trajectory = await self._play_once(slot, seed, request.agent_seed + (attempt << 40))
                 if self.on_episode is not None:
                     self.on_episode(index, trajectory)
@@ -348,11 +348,6 @@ class _Run:
                 f"commonest failure so far ({count} times): {commonest}"
             )
         self.missing.append(index)
-
-
-def _pause(breakdowns: int) -> float:
-    """Seconds to wait before the next attempt at an episode that failed so often."""
-    return 0.0 if breakdowns < 3 else min(FIRST_PAUSE_S * 2 ** min(breakdowns - 3, 16), LONGEST_PAUSE_S)
 
 
 class _Slot:

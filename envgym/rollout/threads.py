@@ -114,7 +114,8 @@ class WorkerThreads:
                 raise
             if running and thread in self._threads:
                 self._threads.remove(thread)
-            raise StepTimeoutError(f"{_named(function)} took longer than {limit_s:g} s") from None
+            name = str(getattr(function, "__name__", "the call")).strip("_")
+            raise StepTimeoutError(f"{name} took longer than {limit_s:g} s") from None
         if error is not None:
             raise error
         return result
@@ -145,10 +146,6 @@ def _outcome(function: Callable[..., Any], *args: Any) -> Outcome:
         return None, stand_in.with_traceback(error.__traceback__)
     except BaseException as error:
         return None, error
-
-
-def _named(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__name__", "the call")).strip("_")
 
 
 class LoopThread(Generic[T]):

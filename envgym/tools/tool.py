@@ -84,9 +84,10 @@ class Tool:
                 schema["properties"][name].setdefault("description", description)
         for value in schema["properties"].values():
             value.pop("title", None)
+        summary = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
         self.schema: dict[str, Any] = {
             "type": "function",
-            "function": {"name": self.name, "description": _summary(function), "parameters": schema},
+            "function": {"name": self.name, "description": summary, "parameters": schema},
         }
 
     @property
@@ -108,11 +109,7 @@ class Tool:
         return {name: getattr(model, f"p{i}") for i, name in enumerate(self.parameters)}
 
     def _by_name(self, call: ToolCall) -> dict[str, Any]:
-        """The arguments by name, bare words as what the schema asks for.
-
-        Raises:
-            ArgumentError: There are too many, or one is given twice.
-        """
+        """The arguments by name, bare words as what the schema asks for."""
         if len(call.positional) > len(self.parameters):
             raise ArgumentError(f"{self.usage} takes {len(self.parameters)} arguments, got {len(call.positional)}.")
         arguments = dict(call.arguments)
@@ -182,11 +179,6 @@ def _explain(error: ValidationError) -> str:
     if not name:
         return "the arguments are not valid JSON text"
     return f"'{name}' {first['msg'].removeprefix('Input ')}"
-
-
-def _summary(function: Callable[..., Any]) -> str:
-    """First paragraph of the docstring on one line."""
-    return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
 
 
 def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
