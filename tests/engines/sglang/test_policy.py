@@ -23,10 +23,36 @@ IM_END = 258
 
 
 @pytest.fixture
-def policy(sglang_server):
-    policy = SGLangPolicy(sglang_server.url)
-    yield policy
-    SGLangClient(sglang_server.url).name_weights("default")
+def client(sglang_server):
+    client = SGLangClient(sglang_server.url)
+    yield client
+    client.name_weights("default")
+
+
+@pytest.fixture
+def policy(client):
+    return SGLangPolicy(client.url)
+
+
+def one_turn(policy, tokens=4):
+    [(_, completion)] = asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=tokens), num_turns=1))
+    return completion
+
+
+def interrupted_turn(policy, client, mode, name=None):
+    """A long turn during which its server is paused and, where a name is given, told that it has other weights."""
+
+    async def main():
+        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=900), num_turns=1))
+        await until_running(client.url, 1)
+        await asyncio.to_thread(client.pause, mode)
+        if name is not None:
+            await asyncio.to_thread(client.name_weights, name)
+        await asyncio.to_thread(client.resume)
+        [(_, completion)] = await turn
+        return completion
+
+    return asyncio.run(main())
 
 
 def test_it_is_a_policy_that_knows_its_server(policy, sglang_server):
@@ -169,43 +195,22 @@ def test_a_placeholder_session_is_nobodys_load(policy):
     assert [server.load for server in policy._pool.servers] == [0]
 
 
-def test_an_abort_that_nobody_asked_for_is_generated_again(policy, sglang_server):
-    client = SGLangClient(sglang_server.url)
-
-    async def main():
-        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=900), num_turns=1))
-        await until_running(sglang_server.url, 1)
-        await asyncio.to_thread(client.pause, "abort")
-        await asyncio.to_thread(client.resume)
-        return await turn
-
-    [(_, completion)] = asyncio.run(main())
+def test_an_abort_that_nobody_asked_for_is_generated_again(policy, client):
+    completion = interrupted_turn(policy, client, "abort")
     assert len(completion.token_ids) == 900 and completion.finish_reason == "length"
     statistics = policy.statistics()
     assert (statistics.retries, statistics.turns, statistics.tokens) == (1, 1, 900)
 
 
-def test_each_token_has_the_version_of_the_weights_that_drew_it(policy, sglang_server):
-    client = SGLangClient(sglang_server.url)
+def test_each_token_has_the_version_of_the_weights_that_drew_it(policy, client):
     client.name_weights("7")
     policy.weights_updated(7)
-
-    async def main():
-        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=900), num_turns=1))
-        await until_running(sglang_server.url, 1)
-        await asyncio.to_thread(client.pause, "retract")
-        await asyncio.to_thread(client.name_weights, "8")
-        await asyncio.to_thread(client.resume)
-        return await turn
-
-    [(_, completion)] = asyncio.run(main())
-    first, second = completion.version_spans
+    first, second = interrupted_turn(policy, client, "retract", "8").version_spans
     assert (first.version, second.version) == (7, 8)
     assert first.start == 0 and 0 < first.end == second.start < second.end == 900
 
 
-def test_a_server_with_older_weights_gives_no_turn_until_it_has_been_brought_up_to_date(policy, sglang_server):
-    client = SGLangClient(sglang_server.url)
+def test_a_server_with_older_weights_gives_no_turn_until_it_has_been_brought_up_to_date(policy, client):
     client.name_weights("4")
     policy.weights_updated(4)
     client.name_weights("3")  # as if it had been started again, unnoticed
@@ -216,72 +221,50 @@ def test_a_server_with_older_weights_gives_no_turn_until_it_has_been_brought_up_
         returned.name_weights(str(version))
 
     policy.on_return = bring
-    [(_, completion)] = asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4), num_turns=1))
-    assert completion.version_spans == (VersionSpan(0, 4, 4),)
-    assert brought == [(sglang_server.url, 4)]
+    assert one_turn(policy).version_spans == (VersionSpan(0, 4, 4),)
+    assert brought == [(client.url, 4)]
     assert policy.statistics().out_of_service == {}
 
 
-def test_weights_of_nobody_knows_whom_do_not_sample_for_a_policy_that_expects_its_own(sglang_server):
-    client = SGLangClient(sglang_server.url)
+def test_weights_of_nobody_knows_whom_do_not_sample_for_a_policy_that_expects_its_own(client):
     policy = SGLangPolicy(client, run_id="a1b2", recovery_timeout_s=0.3)
-    try:
-        for name in ("default", "0", "other:0"):
-            client.name_weights(name)
-            policy.weights_updated(0)
-            with pytest.raises(ServerUnreachableError, match="holds other weights, expected version 0 of this run"):
-                asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4)))
-        client.name_weights("a1b2:0")
+    for name in ("default", "0", "other:0"):
+        client.name_weights(name)
         policy.weights_updated(0)
-        [(_, completion)] = asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4), num_turns=1))
-    finally:
-        client.name_weights("default")
-    assert completion.version_spans == (VersionSpan(0, 4, 0),)
+        with pytest.raises(ServerUnreachableError, match="holds other weights, expected version 0 of this run"):
+            one_turn(policy)
+    client.name_weights("a1b2:0")
+    policy.weights_updated(0)
+    assert one_turn(policy).version_spans == (VersionSpan(0, 4, 0),)
 
 
-def test_turns_wait_for_a_server_together_and_not_each_anew(sglang_server):
-    policy = SGLangPolicy(sglang_server.url, recovery_timeout_s=3, probe_timeout_s=0.3)
+def test_turns_wait_for_a_server_together_and_not_each_anew(client):
+    policy = SGLangPolicy(client.url, recovery_timeout_s=3, probe_timeout_s=0.3)
     policy.weights_updated(5)
     waited = []
     for _ in range(3):
         started = time.monotonic()
         with pytest.raises(ServerUnreachableError, match="no policy server has been in service for 3 s"):
-            asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4)))
+            one_turn(policy)
         waited.append(time.monotonic() - started)
     assert waited[0] > 2.5 and max(waited[1:]) < 2.5
-    SGLangClient(sglang_server.url).name_weights("5")
-    try:  # a later turn looks again whether one is back
-        assert asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4), num_turns=1))
-    finally:
-        SGLangClient(sglang_server.url).name_weights("default")
+    client.name_weights("5")
+    assert one_turn(policy)  # a later turn looks again whether one is back
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_a_turn_that_somebody_elses_weights_have_finished_is_not_returned(sglang_server, pinned):
-    client = SGLangClient(sglang_server.url)
+def test_a_turn_that_somebody_elses_weights_have_finished_is_not_returned(client, pinned):
     ours, theirs = ("default", "7") if pinned else ("a1b2:0", "other:0")
     client.name_weights(ours)
-    policy = SGLangPolicy(client, run_id="" if pinned else "a1b2", recovery_timeout_s=0.3)
+    policy = SGLangPolicy(client, run_id="" if pinned else "a1b2", recovery_timeout_s=1)
     if pinned:
         policy.pin_weights()
     policy.weights_updated(0)
-
-    async def main():
-        turn = asyncio.ensure_future(play(policy, 0, SamplingParams(max_new_tokens=900), num_turns=1))
-        await until_running(sglang_server.url, 1)
-        await asyncio.to_thread(client.pause, "retract")
-        await asyncio.to_thread(client.name_weights, theirs)
-        await asyncio.to_thread(client.resume)
-        return await turn
-
-    try:
-        with pytest.raises(ServerUnreachableError, match="holds other weights, expected version 0"):
-            asyncio.run(main())
-        assert policy.statistics().turns == 0
-        client.name_weights(ours)
-        assert asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=2), num_turns=1))
-    finally:
-        client.name_weights("default")
+    with pytest.raises(ServerUnreachableError, match="holds other weights, expected version 0"):
+        interrupted_turn(policy, client, "retract", theirs)
+    assert policy.statistics().turns == 0
+    client.name_weights(ours)
+    assert one_turn(policy, 2)
 
 
 def test_a_server_named_twice_is_a_slip():
@@ -289,19 +272,15 @@ def test_a_server_named_twice_is_a_slip():
         SGLangPolicy(["http://127.0.0.1:9", "http://127.0.0.1:9/"])
 
 
-def test_a_stale_server_stays_out_of_service_until_the_next_weight_update(sglang_server):
-    policy = SGLangPolicy(sglang_server.url, recovery_timeout_s=0.5)
+def test_a_stale_server_stays_out_of_service_until_the_next_weight_update(client):
+    policy = SGLangPolicy(client.url, recovery_timeout_s=0.5)
     policy.weights_updated(5)
-    assert "holds the weights of version 0, expected 5" in policy.statistics().out_of_service[sglang_server.url]
+    assert "holds the weights of version 0, expected 5" in policy.statistics().out_of_service[client.url]
     with pytest.raises(ServerUnreachableError, match="holds the weights of version 0, expected 5"):
-        asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4)))
-    [client] = policy.clients
+        one_turn(policy)
     client.name_weights("6")
     policy.weights_updated(6)
-    try:
-        played = asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4)))
-    finally:
-        client.name_weights("default")
+    played = asyncio.run(play(policy, 0, SamplingParams(max_new_tokens=4)))
     assert {span.version for _, c in played for span in c.version_spans} == {6}
 
 

@@ -10,21 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from processes import eventually, members, server_of
 
 from envgym.cli import main
 from envgym.engines import SGLangServer
-from envgym.engines.sglang.client import SGLangClient, is_healthy
+from envgym.engines.sglang.client import SGLangClient, call, is_healthy
 from envgym.errors import ServerError
-from envgym.model_folder import load_model
 
 pytestmark = pytest.mark.slow
 
@@ -37,64 +34,15 @@ time.sleep(600)
 """
 
 
-def ask(server: SGLangServer, path: str, body: dict[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(server.url + path, data, {"content-type": "application/json"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=60) as answer:
-        text = answer.read()
-    return json.loads(text) if text else None
-
-
-def generate(server: SGLangServer, prompt: list[int], **sampling: Any) -> dict[str, Any]:
-    body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
-    return ask(server, "/generate", body)
-
-
-def test_log_probabilities_are_those_of_the_model(sglang_server: SGLangServer, tiny_model_folder: Path) -> None:
-    prompt = [257, 260, 10, 104, 105, 258]
-    answer = generate(sglang_server, prompt, max_new_tokens=16, temperature=0.7, ignore_eos=True)
-    token_ids = answer["output_ids"]
-    logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
-    assert [entry[1] for entry in answer["meta_info"]["output_token_logprobs"]] == token_ids
-    assert len(token_ids) == 16
-    with torch.no_grad():
-        logits = load_model(tiny_model_folder)(torch.tensor([prompt + token_ids])).logits[0, len(prompt) - 1 : -1]
-    expected = torch.log_softmax(logits / 0.7, -1).gather(1, torch.tensor(token_ids)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-4, rtol=0)
-    assert answer["meta_info"]["weight_versions"] == [{"version": "default", "start": 0, "end": 16}]
-
-
-def test_a_stop_token_ends_a_turn_and_is_a_part_of_it(sglang_server: SGLangServer) -> None:
-    everything = list(range(256))
-    answer = generate(sglang_server, [1, 2], max_new_tokens=8, temperature=1.0, stop_token_ids=everything)
-    assert len(answer["output_ids"]) == 1
-    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": answer["output_ids"][0]}
-
-
-def test_the_cache_of_earlier_turns_is_used(sglang_server: SGLangServer) -> None:
-    prompt = [200, 201, 202, 203] * 8
-    first = generate(sglang_server, prompt, max_new_tokens=8, temperature=1.0, ignore_eos=True)
-    second = generate(sglang_server, [*prompt, *first["output_ids"], 5, 6], max_new_tokens=1, temperature=1.0)
-    assert second["meta_info"]["cached_tokens"] >= len(prompt)
-
-
-def test_the_sampling_support_is_returned_where_it_is_asked_for(sglang_server: SGLangServer) -> None:
-    sampling = {"max_new_tokens": 3, "temperature": 1.0, "top_k": 5, "ignore_eos": True}
-    body = {"input_ids": [1], "sampling_params": sampling, "return_logprob": True, "return_sampling_mask": True}
-    answer = ask(sglang_server, "/generate", body)
-    support = answer["meta_info"]["output_token_sampling_mask"]
-    assert [len(tokens) for tokens in support] == [5, 5, 5]
-    assert all(token in tokens for token, tokens in zip(answer["output_ids"], support, strict=True))
-
-
 def test_a_paused_server_is_healthy(sglang_server: SGLangServer) -> None:
-    ask(sglang_server, "/pause_generation", {"mode": "retract"})
+    client = SGLangClient(sglang_server.url)
+    client.pause("retract")
     try:
-        assert is_healthy(sglang_server.url)
+        assert is_healthy(client.url)
     finally:
-        ask(sglang_server, "/continue_generation", {})
-    assert generate(sglang_server, [1], max_new_tokens=1, temperature=1.0)["output_ids"]
+        client.resume()
+    body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}}
+    assert call(client.url, "POST", "/generate", body, timeout_s=60)["output_ids"]
 
 
 def test_a_flush_of_the_cache_does_not_walk_through_all_objects_of_the_server(sglang_server: SGLangServer) -> None:
@@ -109,15 +57,16 @@ def test_a_flush_of_the_cache_does_not_walk_through_all_objects_of_the_server(sg
 
 def test_it_speaks_the_openai_protocol_under_the_name_of_the_folder(sglang_server: SGLangServer) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    assert [model["id"] for model in ask(sglang_server, "/v1/models")["data"]] == ["tiny"]
-    assert ask(sglang_server, "/v1/chat/completions", body)["usage"]["completion_tokens"] <= 4
+    url = sglang_server.url
+    assert [model["id"] for model in call(url, "GET", "/v1/models", timeout_s=60)["data"]] == ["tiny"]
+    assert call(url, "POST", "/v1/chat/completions", body, timeout_s=60)["usage"]["completion_tokens"] <= 4
 
 
 def test_requests_that_say_nothing_of_sampling_get_no_defaults_of_the_model(
     sglang_server: SGLangServer, tiny_model_folder: Path
 ) -> None:
     assert (tiny_model_folder / "generation_config.json").exists()
-    assert ask(sglang_server, "/server_info")["sampling_defaults"] == "openai"
+    assert SGLangClient(sglang_server.url).server_info()["sampling_defaults"] == "openai"
 
 
 def test_its_processes_are_in_a_session_of_their_own_and_see_the_stand_in(sglang_server: SGLangServer) -> None:
@@ -131,18 +80,15 @@ def test_its_processes_are_in_a_session_of_their_own_and_see_the_stand_in(sglang
     assert not any("sglang/stand_in" in entry for entry in sys.path)
 
 
-def test_a_taken_port_is_named_before_anything_starts(sglang_server: SGLangServer, tiny_model_folder: Path) -> None:
+def test_a_taken_port_is_named_before_anything_starts(
+    sglang_server: SGLangServer, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     second = SGLangServer(tiny_model_folder, "cpu", port=sglang_server.port)
     started = time.monotonic()
     with pytest.raises(ServerError, match=rf"Port {sglang_server.port} of 127.0.0.1 is taken.*choose another port"):
         second.start()
     assert time.monotonic() - started < 1
     assert second.process is None
-
-
-def test_the_command_names_a_taken_port(
-    sglang_server: SGLangServer, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     assert main(["serve", str(tiny_model_folder), "--device", "cpu", "--port", str(sglang_server.port)]) == 2
     assert f"envgym: Port {sglang_server.port} of 127.0.0.1 is taken" in capsys.readouterr().err
 

@@ -63,18 +63,15 @@ def test_a_finished_installation_is_found_and_left_alone(finished: Path) -> None
     assert (finished / STAMP).read_bytes() == before
 
 
-def test_one_that_was_interrupted_before_its_last_step_does_not_count(finished: Path) -> None:
+def test_one_that_was_interrupted_or_is_of_another_version_does_not_count(finished: Path) -> None:
     sglang_install._write_stamp(finished, "cpu", finished=False)
     with pytest.raises(MissingDependencyError, match="was not finished; run `envgym serve --install --device cpu`"):
         sglang_python("cpu")
-
-
-def test_another_version_is_named_with_the_one_that_is_needed(finished: Path) -> None:
+    sglang_install._write_stamp(finished, "cpu", finished=True)
     packages = finished / "lib" / "python3.11" / "site-packages"
     (packages / f"sglang-{SGLANG_VERSION}.dist-info").rename(packages / "sglang-0.4.9.dist-info")
-    with pytest.raises(
-        MissingDependencyError, match=f"holds SGLang 0.4.9, but envgym is made for {SGLANG_VERSION}; run `envgym serve"
-    ):
+    needed = f"holds SGLang 0.4.9, but envgym is made for {SGLANG_VERSION}; run `envgym serve"
+    with pytest.raises(MissingDependencyError, match=needed):
         sglang_python("cpu")
 
 
@@ -110,15 +107,12 @@ def test_an_unfinished_one_that_does_not_work_is_made_again(venv: Path, no_packa
     assert (venv / "pyvenv.cfg").is_file()
 
 
-def test_an_environment_that_envgym_did_not_make_is_not_taken_for_an_unfinished_one(own_venv: Path) -> None:
-    with pytest.raises(
-        MissingDependencyError,
-        match=f"'{own_venv}' holds no SGLang {SGLANG_VERSION} that envgym installed.*unset ENVGYM_SGLANG_VENV, or",
-    ):
+def test_an_environment_that_envgym_did_not_make_is_not_taken_for_an_unfinished_one_and_not_installed_into(
+    own_venv: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = f"'{own_venv}' holds no SGLang {SGLANG_VERSION} that envgym installed.*unset ENVGYM_SGLANG_VENV, or"
+    with pytest.raises(MissingDependencyError, match=problem):
         sglang_python("cpu")
-
-
-def test_nothing_is_installed_into_it(own_venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--install", "--device", "cpu"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "a virtual environment that envgym did not make; unset ENVGYM_SGLANG_VENV" in line

@@ -58,30 +58,24 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_told_to_end_it_ends_the_server_and_its_children_and_removes_their_files() -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["signal", "end of the pipe"])
+def test_told_to_end_it_ends_the_server_and_its_children_and_removes_their_files(told: bool) -> None:
     with supervised() as process:
         folder = Path(line_of(process))
         assert (folder / "socket").exists()
         assert len(members(process.pid)) == 3
-        process.terminate()
+        if told:
+            process.terminate()
+        else:
+            assert process.stdin is not None
+            process.stdin.close()
         assert process.wait(10) == 128 + signal.SIGKILL
         assert members(process.pid) == {}
         assert not folder.exists()
 
 
-def test_the_end_of_the_pipe_ends_the_server() -> None:
-    with supervised() as process:
-        line_of(process)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(10) == 128 + signal.SIGKILL
-        assert members(process.pid) == {}
-
-
 def test_with_a_grace_the_server_may_end_in_its_own_way() -> None:
-    program = (
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print(1, flush=True); time.sleep(600)"
-    )
+    program = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print(1, flush=True); signal.pause()"
     with supervised(grace_s=20, program=program) as process:
         line_of(process)
         process.terminate()
