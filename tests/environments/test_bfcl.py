@@ -44,6 +44,10 @@ def start(task_id, **kwargs):
     return env, observation
 
 
+def start_calculator():
+    return start(next(task.id for task in load_tasks("base").values() if "MathAPI" in task.classes))[0]
+
+
 def play(env, task_id, script=None):
     """Steps of an episode. A script has, for each user turn, the messages before the answer; None is the solver's."""
     observation, info = env.reset(options={"task": task_id})
@@ -151,11 +155,29 @@ def test_a_wrong_call_that_only_reads_loses_its_part_of_the_response():
     assert steps[-1].info["success"] is False and steps[-1].info["bfcl_valid"] is False
 
 
-def test_a_user_turn_without_its_calls_loses_both_parts_although_the_state_is_right():
+def read_earlier(turns):
+    turns[1].append(turns[2][0])
+    turns[2] = [("pwd", {})]
+
+
+CHANGES = {  # what is done to the recorded calls, and what they earn then
+    "no calls in a user turn": (lambda turns: turns[2].clear(), {"state": 0.375, "response": 0.375}),
+    "an extra call that writes": (
+        lambda turns: turns[3].append(("mkdir", {"dir_name": "extra"})),
+        {"state": 0.375, "response": 0.5},
+    ),
+    "an extra call that only reads": (lambda turns: turns[0].insert(0, ("pwd", {})), {"state": 0.5, "response": 0.5}),
+    "a response seen in an earlier user turn": (read_earlier, {"state": 0.5, "response": 0.5}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_loses_the_parts_of_its_user_turn_that_it_makes_wrong_and_no_other(change):
+    alter, earned = CHANGES[change]
     turns = recorded(TASK)
-    turns[2] = []
+    alter(turns)
     steps = play(shared_env("base"), TASK, messages(turns))
-    assert sums(steps) == {"state": 0.375, "response": 0.375} and steps[-1].info["success"] is False
+    assert sums(steps) == earned and steps[-1].info["success"] is (total(steps) == 1.0)
 
 
 def test_a_missing_call_loses_its_turn_and_no_other_when_it_is_made_good():
@@ -172,27 +194,6 @@ def test_a_missing_call_that_changes_the_state_loses_the_state_of_every_later_tu
     turns[0].pop()
     steps = play(shared_env("base"), TASK, messages(turns))
     assert "state" not in sums(steps)
-
-
-def test_an_extra_call_that_changes_the_state_loses_the_state_of_its_turn():
-    turns = recorded(TASK)
-    turns[3].append(("mkdir", {"dir_name": "extra"}))
-    steps = play(shared_env("base"), TASK, messages(turns))
-    assert sums(steps) == {"state": 0.375, "response": 0.5} and steps[-1].info["success"] is False
-
-
-def test_an_extra_call_that_only_reads_costs_nothing():
-    turns = recorded(TASK)
-    turns[0].insert(0, ("pwd", {}))
-    steps = play(shared_env("base"), TASK, messages(turns))
-    assert total(steps) == 1.0 and steps[-1].info["success"] is True
-
-
-def test_a_response_seen_in_an_earlier_user_turn_counts():
-    turns = recorded(TASK)
-    turns[1].append(turns[2][0])
-    turns[2] = [("pwd", {})]
-    assert total(play(shared_env("base"), TASK, messages(turns))) == 1.0
 
 
 def test_a_call_in_a_turn_that_needs_none_loses_its_turn_and_the_task():
@@ -434,8 +435,7 @@ def test_shared_task_data_is_never_changed():
 
 
 def test_precision_set_by_the_calculator_does_not_leave_it():
-    task_id = next(task.id for task in load_tasks("base").values() if "MathAPI" in task.classes)
-    env, _ = start(task_id)
+    env = start_calculator()
     before = mpmath.mp.prec, decimal.getcontext().prec
     step = env.step("[logarithm(value=2, base=10, precision=50), square_root(number=2, precision=60)]")
     assert "0.301029995663981195213738894724493026768189881462" in step.observation
@@ -603,16 +603,14 @@ def test_every_recorded_call_is_literal():
     ],
 )
 def test_calculations_without_end_are_refused(call):
-    task_id = next(task.id for task in load_tasks("base").values() if "MathAPI" in task.classes)
-    env, _ = start(task_id)
+    env = start_calculator()
     started = time.perf_counter()
     step = env.step(f"[{call}]")
     assert time.perf_counter() - started < 1.0 and step.info["action_error"]
 
 
 def test_a_power_too_long_to_print_gets_the_answer_the_reference_gives():
-    task_id = next(task.id for task in load_tasks("base").values() if "MathAPI" in task.classes)
-    env, _ = start(task_id)
+    env = start_calculator()
     computed, refused = (env.step(f"[power(base=2, exponent={n})]").observation for n in (20_000, 20_001))
     assert computed == refused and computed.startswith("Error during execution: Exceeds the limit (4300 digits)")
     assert env.step("[power(base=2, exponent=10)]").observation == '{"result": 1024}'

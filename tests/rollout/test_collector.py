@@ -44,6 +44,21 @@ def collect(agent, wanted, *, concurrency=4, num_threads=4, allow_missing=False,
         collector.close()
 
 
+class Overlap:
+    """The most calls that were inside at once."""
+
+    def __init__(self):
+        self.running, self.most, self.lock = 0, 0, threading.Lock()
+
+    def pause(self, seconds):
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        time.sleep(seconds)
+        with self.lock:
+            self.running -= 1
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return create_model(
@@ -74,20 +89,11 @@ def test_results_come_in_the_order_of_the_requests_whatever_finishes_first():
 
 
 def test_slow_environment_steps_overlap():
-    running, most, lock = 0, 0, threading.Lock()
-
-    def delay(seed, turn):
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.02)
-        with lock:
-            running -= 1
-        return 0.0
-
-    collect(ECHO, requests(6), concurrency=3, num_threads=3, delay=delay, length=2)
-    assert most == 3
+    steps = Overlap()
+    collect(
+        ECHO, requests(6), concurrency=3, num_threads=3, delay=lambda seed, turn: steps.pause(0.02) or 0.0, length=2
+    )
+    assert steps.most == 3
 
 
 def test_no_more_episodes_run_at_once_than_allowed():
@@ -559,9 +565,9 @@ class Wordy(Countdown):
         return (observation * 100 if self.long(self.seed) else observation), info
 
 
-def wordy_agent(context_length=120):
+def wordy_agent(kind=PolicyAgent):
     replies = lambda prompt, seed: ([104, RENDERER.stop_token_ids[0]], "stop")  # noqa: E731
-    return PolicyAgent(ScriptedPolicy(replies, context_length=context_length), RENDERER, SamplingParams())
+    return kind(ScriptedPolicy(replies, context_length=120), RENDERER, SamplingParams())
 
 
 def test_a_first_prompt_that_is_too_long_for_one_seed_is_replaced_by_another():
@@ -598,8 +604,7 @@ def test_an_evaluation_goes_on_after_first_prompts_that_are_too_long_and_so_does
         def settings(self):
             return {}
 
-    replies = lambda prompt, seed: ([104, RENDERER.stop_token_ids[0]], "stop")  # noqa: E731
-    agent = Named(ScriptedPolicy(replies, context_length=120), RENDERER, SamplingParams())
+    agent = wordy_agent(Named)
     env_id = registered("Wordy", Wordy, kwargs={"length": 1})
     for _ in range(2):  # the second time only those that failed are played
         report = envgym.evaluate(agent, env_id, episodes=4, results=tmp_path / "results")[env_id]
@@ -635,20 +640,10 @@ def test_a_burst_of_failures_is_waited_for(monkeypatch):
 
 
 def test_slow_functions_act_at_the_same_time():
-    running, most, lock = 0, 0, threading.Lock()
-
-    def slow(observation):
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.03)
-        with lock:
-            running -= 1
-        return "x"
-
-    collection = collect(FunctionAgent(slow), requests(6), concurrency=6, num_threads=1, length=2)
-    assert most == 6 and all(t.turns[0].action == "x" for t in collection.trajectories)
+    acts = Overlap()
+    slow = FunctionAgent(lambda observation: acts.pause(0.03) or "x")
+    collection = collect(slow, requests(6), concurrency=6, num_threads=1, length=2)
+    assert acts.most == 6 and all(t.turns[0].action == "x" for t in collection.trajectories)
 
 
 def test_a_player_that_blocks_is_called_by_one_thread_at_a_time_and_a_cheap_one_by_none():
