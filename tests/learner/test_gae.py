@@ -51,28 +51,17 @@ def random_batch(seed: int, batch: int = 4, length: int = 17, density: float = 0
 # Literals
 
 
-def test_five_tokens_truncated_bootstrap_from_the_last_value():
-    advantages = gae_advantages(
-        row(0, 0, 1, 0, 2),
-        row(0.1, 0.2, 0.3, 0.4, 0.5),
-        torch.ones(1, 5, dtype=torch.bool),
-        torch.tensor([0.6], dtype=F64),
-        discount=0.9,
-        lam=0.8,
-    )
-    close(advantages, row(1.246793, 1.620546, 2.153536, 1.5188, 2.04), 1e-6)
-
-
-def test_five_tokens_terminated_bootstrap_from_zero():
-    advantages = gae_advantages(
-        row(0, 0, 1, 0, 2),
-        row(0.1, 0.2, 0.3, 0.4, 0.5),
-        torch.ones(1, 5, dtype=torch.bool),
-        torch.zeros(1, dtype=F64),
-        discount=0.9,
-        lam=0.8,
-    )
-    close(advantages, row(1.101674, 1.418992, 1.8736, 1.13, 1.5), 1e-6)
+@pytest.mark.parametrize(
+    ("bootstrap", "expected"),
+    [
+        (0.6, [1.246793, 1.620546, 2.153536, 1.5188, 2.04]),  # truncated
+        (0.0, [1.101674, 1.418992, 1.8736, 1.13, 1.5]),  # terminated
+    ],
+)
+def test_five_tokens_written_out(bootstrap, expected):
+    rewards, values, mask = row(0, 0, 1, 0, 2), row(0.1, 0.2, 0.3, 0.4, 0.5), torch.ones(1, 5, dtype=torch.bool)
+    got = gae_advantages(rewards, values, mask, torch.tensor([bootstrap], dtype=F64), discount=0.9, lam=0.8)
+    close(got, row(*expected), 1e-6)
 
 
 @pytest.mark.parametrize("observation_value", [0.0, 0.5, -3.0, math.nan, math.inf])
@@ -88,24 +77,12 @@ def test_credit_crosses_observations_without_decay(observation_value):
     assert not advantages[0, 50:550].any()
 
 
-def test_truncated_at_rising_value_credits_the_rise():
-    values = torch.linspace(0.5, 0.9, 100, dtype=F64)[None]
-    mask = torch.ones(1, 100, dtype=torch.bool)
-    advantages = gae_advantages(
-        torch.zeros_like(values), values, mask, torch.tensor([0.9], dtype=F64), discount=1.0, lam=1.0
-    )
-    assert advantages[0, 0].item() == pytest.approx(0.4)
-    assert advantages[0, 99].item() == pytest.approx(0.0, abs=1e-12)
-
-
-def test_terminated_at_rising_value_debits_it_all():
-    values = torch.linspace(0.5, 0.9, 100, dtype=F64)[None]
-    mask = torch.ones(1, 100, dtype=torch.bool)
-    advantages = gae_advantages(
-        torch.zeros_like(values), values, mask, torch.zeros(1, dtype=F64), discount=1.0, lam=1.0
-    )
-    assert advantages[0, 0].item() == pytest.approx(-0.5)
-    assert advantages[0, 99].item() == pytest.approx(-0.9)
+@pytest.mark.parametrize(("bootstrap", "first", "last"), [(0.9, 0.4, 0.0), (0.0, -0.5, -0.9)])
+def test_a_rising_value_is_credited_when_truncated_and_debited_when_terminated(bootstrap, first, last):
+    values, mask = torch.linspace(0.5, 0.9, 100, dtype=F64)[None], torch.ones(1, 100, dtype=torch.bool)
+    bootstrap = torch.tensor([bootstrap], dtype=F64)
+    got = gae_advantages(torch.zeros_like(values), values, mask, bootstrap, discount=1.0, lam=1.0)[0]
+    assert (got[0].item(), got[99].item()) == (pytest.approx(first), pytest.approx(last, abs=1e-12))
 
 
 def test_decoupled_targets_are_returns_while_advantages_use_their_own_lambda():
@@ -210,32 +187,16 @@ def test_targets_keep_the_digits_of_small_rewards_under_large_values():
 
 
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30])
-def test_junk_at_masked_positions_changes_nothing(junk):
-    b = random_batch(5)
+def test_junk_padding_and_the_other_rows_change_nothing(junk):
     coefficients = {"discount": torch.full((4, 17), 0.9, dtype=F64), "lam": torch.full((4, 17), 0.8, dtype=F64)}
-    clean = gae_advantages(**b, **coefficients)
-    mask = b["action_mask"]
-    dirty = {key: torch.where(mask, b[key], junk) for key in ("rewards", "values")}
-    dirty_coefficients = {key: torch.where(mask, x, junk) for key, x in coefficients.items()}
-    assert torch.equal(gae_advantages(**(b | dirty), **dirty_coefficients), clean)
-
-
-def test_left_and_right_padding_changes_nothing():
-    b = random_batch(6)
+    b = random_batch(5) | coefficients
+    clean = gae_advantages(**b)
+    dirty = {k: torch.where(b["action_mask"], b[k], junk) for k in ("rewards", "values", "discount", "lam")}
+    assert torch.equal(gae_advantages(**(b | dirty)), clean)
     padded = {k: torch.nn.functional.pad(x, (3, 5), value=0) if x.ndim == 2 else x for k, x in b.items()}
-    assert torch.equal(
-        gae_advantages(**padded, discount=0.9, lam=0.8)[:, 3:-5], gae_advantages(**b, discount=0.9, lam=0.8)
-    )
-
-
-def test_each_row_alone_equals_its_row_in_any_batch_order():
-    b = random_batch(7)
-    whole = gae_advantages(**b, discount=0.9, lam=0.8)
-    order = [2, 0, 3, 1]
-    assert torch.equal(gae_advantages(**{k: x[order] for k, x in b.items()}, discount=0.9, lam=0.8), whole[order])
-    for i in range(4):
-        alone = gae_advantages(**{k: x[i : i + 1] for k, x in b.items()}, discount=0.9, lam=0.8)
-        assert torch.equal(alone[0], whole[i])
+    assert torch.equal(gae_advantages(**padded)[:, 3:-5], clean)
+    for rows in ([2, 0, 3, 1], [0], [1], [2], [3]):
+        assert torch.equal(gae_advantages(**{k: x[rows] for k, x in b.items()}), clean[rows])
 
 
 def test_a_folded_trajectory_laid_end_to_end_equals_the_unfolded_one():

@@ -104,14 +104,20 @@ def slow_bilevel(batch, gamma_turn, lam_turn, gamma_token, lam_token) -> Tensor:
 # bootstrap 1: A_2 = 2+.9-.3 = 2.6; A_1 = -.13+.72*2.6 = 1.742; A_0 = .86+.72*1.742 = 2.11424
 
 
-def test_turn_advantages_terminated():
-    got = turn_advantages(**three_turns(0.0), gamma=0.9, lam=0.8)
-    close(got, row(0, 1.64768, 1.64768, 0, 1.094, 0, 0, 1.7, 1.7, 0))
+# Bi-level, gamma_token=.95, lam_token=.7 (product .665). One-step error of the first token of turn 0: .95*.6-.5 = .07,
+# of turn 2: .95*.2-.3 = -.11.
 
 
-def test_turn_advantages_truncated():
-    got = turn_advantages(**three_turns(1.0), gamma=0.9, lam=0.8)
-    close(got, row(0, 2.11424, 2.11424, 0, 1.742, 0, 0, 2.6, 2.6, 0))
+@pytest.mark.parametrize(
+    ("bootstrap", "first", "second", "third"),
+    [(0.0, 1.64768, 1.094, 1.7), (1.0, 2.11424, 1.742, 2.6)],
+    ids=["terminated", "truncated"],
+)
+def test_turn_and_bilevel_advantages_written_out(bootstrap, first, second, third):
+    b = three_turns(bootstrap)
+    close(turn_advantages(**b, gamma=0.9, lam=0.8), row(0, first, first, 0, second, 0, 0, third, third, 0))
+    inside = 0.07 + 0.665 * first, -0.11 + 0.665 * third
+    close(bilevel_advantages(**b, **BILEVEL), row(0, inside[0], first, 0, second, 0, 0, inside[1], third, 0))
 
 
 def test_turn_advantages_of_a_turn_cut_in_mid_generation_do_not_discount_the_bootstrap():
@@ -119,20 +125,6 @@ def test_turn_advantages_of_a_turn_cut_in_mid_generation_do_not_discount_the_boo
     steps = turn_steps(b["turn_ids"], b["action_mask"], mid_turn_cut=torch.tensor([True]))
     got = turn_advantages(**b, gamma=0.9, lam=0.8, steps=steps)
     close(got[:, -2:-1], row(2 + 1.0 - 0.3))
-
-
-# Bi-level, gamma_token=.95, lam_token=.7 (product .665). One-step error of the first token of turn 0: .95*.6-.5 = .07,
-# of turn 2: .95*.2-.3 = -.11.
-
-
-def test_bilevel_advantages_terminated():
-    got = bilevel_advantages(**three_turns(0.0), **BILEVEL)
-    close(got, row(0, 0.07 + 0.665 * 1.64768, 1.64768, 0, 1.094, 0, 0, -0.11 + 0.665 * 1.7, 1.7, 0))
-
-
-def test_bilevel_advantages_truncated():
-    got = bilevel_advantages(**three_turns(1.0), **BILEVEL)
-    close(got, row(0, 0.07 + 0.665 * 2.11424, 2.11424, 0, 1.742, 0, 0, -0.11 + 0.665 * 2.6, 2.6, 0))
 
 
 def test_a_step_ends_on_the_last_token_of_each_turn():
