@@ -44,89 +44,57 @@ def test_the_arrays_of_a_trajectory_written_out():
     assert (sample.terminated, sample.ending, sample.support) == (True, "terminated", None)
 
 
-def test_a_truncation_is_not_terminated_and_keeps_its_reason():
-    sample = make_sample(truncated(TruncationReason.TIME_LIMIT), 0)
-    assert (sample.terminated, sample.turn_steps[5], sample.ending) == (False, 1, "time_limit")
+@pytest.mark.parametrize(
+    "reason", [TruncationReason.MAX_TURNS, TruncationReason.TIME_LIMIT, TruncationReason.CONTEXT_OVERFLOW]
+)
+def test_a_truncation_between_turns_is_not_terminated_and_keeps_its_reason(reason):
+    sample = make_sample(truncated(reason), 0)
+    assert (sample.terminated, sample.turn_steps[5], sample.ending) == (False, 1, reason.value)
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "response_length"), ("context", "context_overflow")])
 def test_a_turn_cut_in_mid_generation_is_marked(finish, reason):
     cut = with_turn(1, executed=False, finish_reason=finish, reward=0.0)
-    sample = make_sample(
-        dataclasses.replace(
-            cut, terminated=False, truncated=True, truncation_reason=TruncationReason(reason), final_observation_ids=()
-        ),
-        0,
-    )
+    sample = make_sample(truncated(TruncationReason(reason), turns=cut.turns, final_observation_ids=()), 0)
     assert sample.turn_steps.tolist() == [0, 0, 0, 1, 0, 0]  # the step of the turn that was cut was never completed
     assert not sample.terminated and sample.ending == reason
-
-
-def test_a_cut_turn_whose_limit_belongs_to_the_task_is_terminated():
-    cut = with_turn(1, executed=False, finish_reason="length", reward=0.0)
-    sample = make_sample(dataclasses.replace(cut, final_observation_ids=()), 0)
-    assert sample.terminated
-
-
-def test_a_context_overflow_between_turns_is_no_mid_turn_cut():
-    sample = make_sample(truncated(TruncationReason.CONTEXT_OVERFLOW), 0)
-    assert sample.turn_steps[5] == 1 and not sample.terminated
+    # A limit that belongs to the task terminates.
+    assert make_sample(dataclasses.replace(cut, final_observation_ids=()), 0).terminated
 
 
 def test_a_context_that_is_full_to_the_last_token_needs_no_final_observation():
-    full = truncated(TruncationReason.CONTEXT_OVERFLOW, final_observation_ids=())
-    sample = make_sample(full, 0)
-    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
-    assert sample.turn_steps[5] == 1
-
-
-def test_every_other_truncation_without_final_tokens_is_refused():
-    with pytest.raises(ValueError, match=r"t/E-v0 \(seed 7\) was truncated but has no tokens of its final observation"):
-        make_sample(truncated(final_observation_ids=()), 0)
+    sample = make_sample(truncated(TruncationReason.CONTEXT_OVERFLOW, final_observation_ids=()), 0)
+    assert sample.token_ids.tolist() == [1, 2, 3, 4, 5, 6] and sample.turn_steps[5] == 1
 
 
 def test_a_terminated_trajectory_needs_no_final_tokens():
     assert make_sample(dataclasses.replace(ENDED, final_observation_ids=()), 0).length == 6
 
 
-def test_a_failed_episode_is_refused_with_its_failure():
-    failed = dataclasses.replace(ENDED, terminated=False, failure="OSError: gone")
-    with pytest.raises(ValueError, match=r"failed \(OSError: gone\); leave failed episodes out"):
-        make_sample(failed, 0)
-
-
-def test_an_episode_without_tokens_is_refused():
-    bare = dataclasses.replace(ENDED, turns=(Turn("a", "x", 1.0),), final_observation_ids=())
-    with pytest.raises(ValueError, match=r"has no action token.*agent without tokens"):
-        make_sample(bare, 0)
-
-
-def test_an_episode_that_begins_with_a_sampled_token_is_refused():
-    with pytest.raises(ValueError, match="begins with a sampled token"):
-        make_sample(with_turn(0, observation_ids=()), 0)
-
-
-def test_missing_logprobs_are_refused_and_counted():
-    with pytest.raises(ValueError, match="turn 0 has 2 action tokens but 1 log-probabilities"):
-        make_sample(with_turn(0, behavior_logprobs=(-0.1,)), 0)
-
-
-@pytest.mark.parametrize("changes", [{"reward": math.nan}, {"reward": math.inf}, {"behavior_logprobs": (-math.inf,)}])
-def test_numbers_that_are_not_finite_are_refused(changes):
-    with pytest.raises(ValueError, match="not finite"):
-        make_sample(with_turn(1, **changes), 0)
-
-
-def test_a_support_for_some_tokens_only_is_refused():
-    with pytest.raises(ValueError, match="sampling support for only 1 of 3 action tokens"):
-        make_sample(with_turn(1, support=((6, 7),)), 0)
-
-
-def test_every_message_is_one_line():
-    for bad in (with_turn(1, reward=math.nan), truncated(final_observation_ids=()), with_turn(0, behavior_logprobs=())):
-        with pytest.raises(ValueError) as caught:
-            make_sample(bad, 0)
-        assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (truncated(final_observation_ids=()), r"t/E-v0 \(seed 7\) was truncated but has no tokens of its final obs"),
+        (
+            dataclasses.replace(ENDED, terminated=False, failure="OSError: gone"),
+            r"failed \(OSError: gone\); leave failed episodes out",
+        ),
+        (
+            dataclasses.replace(ENDED, turns=(Turn("a", "x", 1.0),), final_observation_ids=()),
+            "has no action token.*agent without tokens",
+        ),
+        (with_turn(0, observation_ids=()), "begins with a sampled token"),
+        (with_turn(0, behavior_logprobs=(-0.1,)), "turn 0 has 2 action tokens but 1 log-probabilities"),
+        (with_turn(1, reward=math.nan), "not finite"),
+        (with_turn(1, reward=math.inf), "not finite"),
+        (with_turn(1, behavior_logprobs=(-math.inf,)), "not finite"),
+        (with_turn(1, support=((6, 7),)), "sampling support for only 1 of 3 action tokens"),
+    ],
+)
+def test_a_trajectory_that_cannot_be_learned_from_is_refused_in_one_line(bad, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        make_sample(bad, 0)
+    assert "\n" not in str(caught.value)
 
 
 def test_rewards_of_a_batch_are_conserved_and_on_action_tokens():

@@ -262,27 +262,19 @@ def losses_and_gradients(policy: dict[str, Tensor], critic: dict[str, Tensor], m
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30])
-def test_junk_at_masked_positions_reaches_neither_loss_nor_gradient(mode, junk):
-    policy, critic = random_batch(3), value_batch(3)
-    mask = policy["loss_mask"]
+def test_junk_padding_and_row_order_reach_neither_loss_nor_gradient(mode, junk):
+    batches = random_batch(3), value_batch(3)
+    mask, order = batches[0]["loss_mask"], [3, 1, 0, 2]
     assert not mask.all()
-    clean = losses_and_gradients(policy, critic, mode)
-    spoil = [{k: x if k == "loss_mask" else torch.where(mask, x, junk) for k, x in b.items()} for b in (policy, critic)]
+    clean = losses_and_gradients(*batches, mode)
+    spoil = [{k: x if k == "loss_mask" else torch.where(mask, x, junk) for k, x in b.items()} for b in batches]
     for got, expected in zip(losses_and_gradients(*spoil, mode), clean, strict=True):
         assert torch.equal(got, expected)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_padding_and_row_order_change_nothing(mode):
-    policy, critic = random_batch(4), value_batch(4)
-    clean = losses_and_gradients(policy, critic, mode)
-    pad = [{k: torch.nn.functional.pad(x, (1, 4)) for k, x in b.items()} for b in (policy, critic)]
+    pad = [{k: torch.nn.functional.pad(x, (1, 4)) for k, x in b.items()} for b in batches]
     got = losses_and_gradients(*pad, mode)
-    got[2:] = [gradient[:, 1:-4] for gradient in got[2:]]
-    torch.testing.assert_close(got, clean)
-    order = [3, 1, 0, 2]
-    got = losses_and_gradients(*({k: x[order] for k, x in b.items()} for b in (policy, critic)), mode)
-    torch.testing.assert_close(got, [clean[0], clean[1], clean[2][order], clean[3][order]])
+    torch.testing.assert_close(got[:2] + [gradient[:, 1:-4] for gradient in got[2:]], clean)
+    got = losses_and_gradients(*({k: x[order] for k, x in b.items()} for b in batches), mode)
+    torch.testing.assert_close(got, clean[:2] + [gradient[order] for gradient in clean[2:]])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -335,23 +327,19 @@ def test_float32_follows_float64():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("loss", "change", "message"),
     [
-        ({"clip_low": -0.1}, "clip_low and clip_high must be >= 0"),
-        ({"dual_clip": 1.0}, "dual_clip must be > 1"),
-        ({"aggregation": "sum"}, "Unknown aggregation 'sum'"),
-        ({"loss_mask": torch.ones(4, 6)}, "loss_mask must be a bool"),
-        ({"logprobs": torch.zeros(4, 6).bfloat16()}, "logprobs must be float32 or float64"),
-        ({"weights": torch.ones(4, 1)}, "weights must have the shape"),
+        (policy_loss, {"clip_low": -0.1}, "clip_low and clip_high must be >= 0"),
+        (policy_loss, {"dual_clip": 1.0}, "dual_clip must be > 1"),
+        (policy_loss, {"aggregation": "sum"}, "Unknown aggregation 'sum'"),
+        (policy_loss, {"loss_mask": torch.ones(4, 6)}, "loss_mask must be a bool"),
+        (policy_loss, {"logprobs": torch.zeros(4, 6).bfloat16()}, "logprobs must be float32 or float64"),
+        (policy_loss, {"weights": torch.ones(4, 1)}, "weights must have the shape"),
+        (value_loss, {"clip": 0.0}, "clip must be > 0"),
+        (value_loss, {"old_values": torch.zeros(4, 5)}, "old_values must have the shape"),
     ],
 )
-def test_wrong_policy_input_is_named(change, message):
+def test_wrong_input_is_named(loss, change, message):
+    right = random_batch(8) | CLIP if loss is policy_loss else value_batch(8) | {"aggregation": "token-mean"}
     with pytest.raises(ValueError, match=message):
-        policy_loss(**(random_batch(8) | CLIP | change))
-
-
-def test_wrong_value_input_is_named():
-    with pytest.raises(ValueError, match="clip must be > 0"):
-        value_loss(**value_batch(8), clip=0.0, aggregation="token-mean")
-    with pytest.raises(ValueError, match="old_values must have the shape"):
-        value_loss(**(value_batch(8) | {"old_values": torch.zeros(4, 5)}), aggregation="token-mean")
+        loss(**(right | change))

@@ -161,10 +161,13 @@ def test_a_new_critic_values_everything_at_zero():
         assert (Critic(make_lm().model, 32)(TOKENS) == 0).all()
 
 
-def test_an_orthogonal_head_leaves_the_global_random_state_alone():
-    critic, state = Critic(make_lm().model, 32), torch.get_rng_state()
-    critic.init_head("orthogonal", seed=3)
+def test_an_orthogonal_head_has_norm_one_depends_on_the_seed_and_leaves_the_global_random_state_alone():
+    critic, state, heads = Critic(make_lm().model, 32), torch.get_rng_state(), []
+    for seed in (3, 3, 4):
+        critic.init_head("orthogonal", seed=seed)
+        heads.append(critic.head.weight.detach().clone())
+        assert heads[-1].norm().item() == pytest.approx(1.0, abs=1e-6)
     assert torch.equal(torch.get_rng_state(), state)
-    assert critic.head.weight.norm().item() == pytest.approx(1.0, abs=1e-6)
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
     critic.init_head("zero", seed=3)
     assert (critic.head.weight == 0).all()
