@@ -41,11 +41,8 @@ class EmbeddedPolicyConfig(Section):
     """The policy generates in the training process itself."""
 
     kind: Literal["embedded"] = "embedded"
-
-    @property
-    def beside_learner(self) -> bool:
-        """Whether it can sample while the learner works."""
-        return False
+    beside_learner: ClassVar[bool] = False
+    """Whether it can sample while the learner works."""
 
 
 class SGLangPolicyConfig(Section):
@@ -107,11 +104,7 @@ class RolloutConfig(Section):
 
     episodes_per_iteration: int = Field(128, ge=1, description="Episodes of one iteration on all ranks together.")
     max_turn_tokens: int = Field(
-        256,
-        ge=1,
-        lt=2**31,
-        strict=True,
-        description="Most sampled tokens of one turn; a turn that reaches it is cut.",
+        256, ge=1, lt=2**31, strict=True, description="Most sampled tokens of one turn; a turn that reaches it is cut."
     )
     overlong_penalty: float = Field(
         0.0,

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from envgym.learner.losses import check_integers
+
 BaselineKind = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp"]
 
 
@@ -39,11 +41,7 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, kind: BaselineKind) -> 
     """
     if rewards.ndim != 1 or rewards.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"rewards must be float32 or float64 [N], got {rewards.dtype} {list(rewards.shape)}.")
-    if group_ids.shape != rewards.shape or group_ids.is_floating_point() or group_ids.dtype == torch.bool:
-        raise ValueError(
-            f"group_ids must be integers with the shape of rewards, {list(rewards.shape)}, got "
-            f"{group_ids.dtype} {list(group_ids.shape)}."
-        )
+    check_integers("group_ids", group_ids, rewards.shape)
     if kind not in get_args(BaselineKind):
         raise ValueError(f"Unknown baseline {kind!r}. Use one of {', '.join(get_args(BaselineKind))}.")
     if not bool(rewards.isfinite().all()):
@@ -63,10 +61,8 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, kind: BaselineKind) -> 
     std = (group_sum(centred.square()) / sizes).sqrt()[index]
     # Equal rewards leave a rounding residue in `centred`; a spread below 1e-12 of the mean is that residue.
     centred = torch.where(std > 1e-12 * mean.abs(), centred, 0.0)
-    if kind == "dr_grpo":
-        out = centred
-    elif kind == "rloo":
-        out = centred * size / (size - 1).clamp(min=1)
-    else:
-        out = centred / (std + 1e-8)
-    return out.to(rewards.dtype)
+    if kind == "rloo":
+        centred = centred * size / (size - 1).clamp(min=1)
+    elif kind != "dr_grpo":
+        centred = centred / (std + 1e-8)
+    return centred.to(rewards.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from envgym.learner.losses import check_token_tensors
+from envgym.learner.losses import check_integers, check_token_tensors
 
 
 @torch.no_grad()
@@ -67,10 +67,7 @@ def explained_variance_stats(
     if group_ids is None:
         groups = torch.zeros_like(targets, dtype=torch.long)
     else:
-        if group_ids.shape != mask.shape or group_ids.is_floating_point() or group_ids.dtype == torch.bool:
-            raise ValueError(
-                f"group_ids must be integers {list(mask.shape)}, got {group_ids.dtype} {list(group_ids.shape)}."
-            )
+        check_integers("group_ids", group_ids, mask.shape)
         groups = group_ids[mask].long()
         if bool(((groups < 0) | (groups >= num_groups)).any()):
             raise ValueError(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from envgym.learner.losses import check_token_tensors
+from envgym.learner.losses import check_integers, check_token_tensors
 
 
 @torch.no_grad()
@@ -214,9 +214,9 @@ def turn_steps(
     """
     check_token_tensors(action_mask, "action_mask")
     batch = action_mask.shape[:1]
-    _check_integers("turn_ids", turn_ids, action_mask.shape)
+    check_integers("turn_ids", turn_ids, action_mask.shape)
     if num_turns is not None:
-        _check_integers("num_turns", num_turns, batch)
+        check_integers("num_turns", num_turns, batch)
     if mid_turn_cut is not None and (mid_turn_cut.shape != batch or mid_turn_cut.dtype != torch.bool):
         raise ValueError(f"mid_turn_cut must be bool [B], got {mid_turn_cut.dtype} {list(mid_turn_cut.shape)}.")
     ids = torch.where(action_mask, turn_ids, 0).long()
@@ -294,11 +294,6 @@ def _checked(
             f"{list(bootstrap_value.shape)}. It holds one value per trajectory, 0 for those that terminated."
         )
     return rewards.double(), values.double(), bootstrap_value.double()[:, None]
-
-
-def _check_integers(name: str, tensor: Tensor, shape: torch.Size) -> None:
-    if tensor.shape != shape or tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise ValueError(f"{name} must be integers {list(shape)}, got {tensor.dtype} {list(tensor.shape)}.")
 
 
 def _check_unit_interval(**numbers: float) -> None:

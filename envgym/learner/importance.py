@@ -66,10 +66,8 @@ def icepop_weights(
     same method in Ring-1T, 2510.18855. The defaults are theirs; both bounds are inclusive.
 
     Args:
-        proximal_logprobs, behavior_logprobs: float32 or float64 [B, T], nats.
-        mask: bool [B, T]; what the others hold where it is false changes nothing.
+        proximal_logprobs, behavior_logprobs, mask, level: as in `tis_weights`.
         low, high: 0 <= low <= high.
-        level: "token", "sequence" or "geometric".
 
     Returns:
         [B, T] weights, each 0 or in [low, high]. Tokens left out still count in the denominator of the loss.

@@ -37,6 +37,12 @@ def check_token_tensors(mask: Tensor, mask_name: str, /, **tensors: Tensor) -> N
             )
 
 
+def check_integers(name: str, tensor: Tensor, shape: torch.Size) -> None:
+    """Raises ValueError unless the tensor holds integers and has this shape."""
+    if tensor.shape != shape or tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise ValueError(f"{name} must be integers {list(shape)}, got {tensor.dtype} {list(tensor.shape)}.")
+
+
 def aggregate(
     per_token: Tensor,
     loss_mask: Tensor,

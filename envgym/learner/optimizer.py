@@ -24,12 +24,9 @@ def learning_rate(config: OptimizerConfig, update: int, total_updates: int) -> f
     """
     if update < config.warmup_updates:
         return config.learning_rate * (update + 1) / config.warmup_updates
-    share = (update - config.warmup_updates) / max(total_updates - config.warmup_updates, 1)
-    share = min(max(share, 0.0), 1.0)
-    factor = {"constant": 1.0, "linear": 1.0 - share, "cosine": 0.5 * (1.0 + math.cos(math.pi * share))}[
-        config.schedule
-    ]
-    return config.learning_rate * factor
+    share = min((update - config.warmup_updates) / max(total_updates - config.warmup_updates, 1), 1.0)
+    factors = {"constant": 1.0, "linear": 1.0 - share, "cosine": 0.5 * (1.0 + math.cos(math.pi * share))}
+    return config.learning_rate * factors[config.schedule]
 
 
 class ScheduledAdamW:

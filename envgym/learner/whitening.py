@@ -45,7 +45,7 @@ def whiten(x: Tensor, mask: Tensor, *, group: dist.ProcessGroup | None = None, e
         raise ValueError(f"eps must be >= 0, got {eps}.")
 
     valid = x[mask].double()
-    totals = torch.stack([torch.full_like(valid.sum(), valid.numel()), valid.sum()])
+    totals = torch.stack([mask.sum().double(), valid.sum()])
     _all_reduce(totals, group)
     count = totals[0].clamp(min=1.0)
     mean = totals[1] / count
@@ -63,5 +63,5 @@ def whiten(x: Tensor, mask: Tensor, *, group: dist.ProcessGroup | None = None, e
 
 def _all_reduce(tensor: Tensor, group: dist.ProcessGroup | None) -> None:
     """Sums `tensor` in place over the ranks of `group`; does nothing when torch.distributed is not initialised."""
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group)

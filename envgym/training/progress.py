@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
@@ -31,9 +30,10 @@ class Phase:
         self._note = ""
         self._started = self._last_line = time.monotonic()
         self._counts: deque[tuple[float, int]] = deque([(self._started, 0)], maxlen=RECENT + 1)
+        self._bars = display.bars
         self._task = None
-        if display.bars is not None:
-            self._task = display.bars.add_task(title, total=total, note="", phase=self)
+        if self._bars is not None:
+            self._task = self._bars.add_task(title, total=total, note="", phase=self)
 
     def advance(self, count: int = 1, *, note: str | None = None) -> None:
         """Counts work that is finished.
@@ -46,8 +46,8 @@ class Phase:
         self._counts.append((time.monotonic(), self._count))
         if note is not None:
             self._note = note
-        if self._display.bars is not None and self._task is not None:
-            self._display.bars.update(self._task, completed=self._count, note=self._note)
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, completed=self._count, note=self._note)
         elif time.monotonic() - self._last_line >= LINE_INTERVAL_S:
             self._line(self.seconds_left())
 
@@ -61,17 +61,16 @@ class Phase:
 
     def finish(self) -> None:
         """Ends the phase, also before all of it is done; its bar goes, a plain line stays, unless nothing was done."""
-        if self._display.bars is not None and self._task is not None:
-            self._display.bars.remove_task(self._task)
+        if self._bars is not None and self._task is not None:
+            self._bars.remove_task(self._task)
         if self._count:
             self._line(None)
 
     def _line(self, seconds_left: float | None) -> None:
         if not self._display.enabled:
             return
-        now = time.monotonic()
-        self._last_line = now
-        elapsed = now - self._started
+        self._last_line = time.monotonic()
+        elapsed = self._last_line - self._started
         left = "" if seconds_left is None else f", {seconds_left:.0f} s left"
         note = f"  {self._note}" if self._note else ""
         line = f"{self._title}: {self._count}/{self._total} in {elapsed:.0f} s{left}{note}"
@@ -128,8 +127,6 @@ class ProgressDisplay:
             self.bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bars is not None:
             self.bars.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from envgym.config import (
     CriticConfig,
@@ -32,13 +33,12 @@ def quickstart(run_dir: str | Path, *, seed: int = 0) -> TrainConfig:
         run_dir: New or empty folder for the run.
         seed: Seed of the run.
     """
-    return TrainConfig(
-        run_dir=Path(run_dir),
-        seed=seed,
+    return _small_run(
+        run_dir,
+        seed,
         env=EnvConfig(id="envgym/PointerChase-v0"),
         model=NewModel(words=("get", "answer", "start")),
         num_iterations=30,
-        torch_threads=1,
         rollout=RolloutConfig(episodes_per_iteration=160, max_turn_tokens=16),
         warm_start=WarmStartConfig(num_episodes=5000, batch_episodes=8, learning_rate=4e-3),
         actor=OptimizerConfig(learning_rate=7e-4),
@@ -60,17 +60,14 @@ def higher_lower(run_dir: str | Path, *, seed: int = 0) -> TrainConfig:
     out noise and leaves the best guess the best. One pass over the batch, in eight minibatches, learns more per CPU
     second than two.
 
-    Args:
-        run_dir: New or empty folder for the run.
-        seed: Seed of the run.
+    Args: as of `quickstart`.
     """
-    return TrainConfig(
-        run_dir=Path(run_dir),
-        seed=seed,
+    return _small_run(
+        run_dir,
+        seed,
         env=EnvConfig(id="envgym/HigherLower-v0"),
         model=NewModel(words=("higher", "lower", "correct", "was", *map(str, range(1, 65)))),
         num_iterations=100,
-        torch_threads=1,
         rollout=RolloutConfig(episodes_per_iteration=160, max_turn_tokens=8),
         warm_start=WarmStartConfig(num_episodes=20_000, batch_episodes=8, learning_rate=4e-3),
         actor=OptimizerConfig(learning_rate=1e-3, schedule="cosine"),
@@ -90,17 +87,14 @@ def upkeep(run_dir: str | Path, *, seed: int = 0) -> TrainConfig:
     rich soil from poor, and demonstrations as long as the evaluation let the policy see contexts of that length.
     Figures are in `docs/results.md`.
 
-    Args:
-        run_dir: New or empty folder for the run.
-        seed: Seed of the run.
+    Args: as of `quickstart`.
     """
-    return TrainConfig(
-        run_dir=Path(run_dir),
-        seed=seed,
+    return _small_run(
+        run_dir,
+        seed,
         env=EnvConfig(id="envgym/Upkeep-v0", max_turns=8),
         model=NewModel(words=("soil", "weeds", "crop", "rest", "weed"), context_length=1024),
         num_iterations=40,
-        torch_threads=1,
         rollout=RolloutConfig(episodes_per_iteration=128, max_turn_tokens=8, overlong_penalty=1.0),
         warm_start=WarmStartConfig(num_episodes=800, max_turns=48, batch_episodes=4, learning_rate=4e-3),
         actor=OptimizerConfig(learning_rate=7e-4),
@@ -113,6 +107,11 @@ def upkeep(run_dir: str | Path, *, seed: int = 0) -> TrainConfig:
         update=UpdateConfig(num_minibatches=8),
         evaluation=EvaluationConfig(episodes=64),
     )
+
+
+def _small_run(run_dir: str | Path, seed: int, **sections: Any) -> TrainConfig:
+    """A run of a small model, which is fastest on one thread."""
+    return TrainConfig(run_dir=Path(run_dir), seed=seed, torch_threads=1, **sections)
 
 
 RECIPES: dict[str, Callable[..., TrainConfig]] = {

@@ -107,7 +107,8 @@ class Trainer:
             make_renderer(load_tokenizer(config.model.path), config.renderer)
         self._opened = ExitStack()
         try:
-            self.folder = self._open_folder()
+            # An error of the main rank, the only one that opens it, is raised on every rank.
+            self.folder = on_main(lambda: RunFolder.reopen(config) if resume else RunFolder.create(config))
             if self.folder is not None:
                 self._opened.callback(self.folder.close)
                 self.loggers = [MetricsFile(config.run_dir), TensorBoard(config.run_dir), *loggers]
@@ -132,10 +133,6 @@ class Trainer:
         self.evaluation_envs = self.players.collector(config.evaluation.max_turns)
 
     # -- setting up ---------------------------------------------------------------------------------------------------
-
-    def _open_folder(self) -> RunFolder | None:
-        """Opens the run folder on the main rank; an error there is raised on every rank."""
-        return on_main(lambda: RunFolder.reopen(self.config) if self.resume else RunFolder.create(self.config))
 
     def _model_folder(self) -> Path:
         model = self.config.model

@@ -49,16 +49,14 @@ class Decoder:
         capacity = min(capacity, max(self.shape.context_length, length))
         kv_heads, head_dim = self.shape.num_kv_heads, self.shape.head_dim
         with torch.inference_mode():
-            for layer in range(self.shape.num_layers):
+            for _ in range(self.shape.num_layers):
                 keys = torch.zeros(slots, kv_heads, head_dim, capacity, dtype=self._dtype, device=self._device)
                 values = torch.zeros(slots, kv_heads, capacity, head_dim, dtype=self._dtype, device=self._device)
                 if self.num_slots:
-                    keys[: self.num_slots, :, :, : self.capacity] = self._keys[layer]
-                    values[: self.num_slots, :, : self.capacity] = self._values[layer]
-                    self._keys[layer], self._values[layer] = keys, values
-                else:
-                    self._keys.append(keys)
-                    self._values.append(values)
+                    keys[: self.num_slots, :, :, : self.capacity] = self._keys.pop(0)
+                    values[: self.num_slots, :, : self.capacity] = self._values.pop(0)
+                self._keys.append(keys)
+                self._values.append(values)
         self.num_slots, self.capacity = slots, capacity
 
     @torch.inference_mode()
@@ -161,9 +159,7 @@ class Decoder:
             keys = self._keys[index][:, :, :, :length].index_select(0, slot)
             values = self._values[index][:, :, :length].index_select(0, slot)
             padded[row, column] = queries
-            grouped = padded.transpose(1, 2).reshape(
-                num_rows * kv_heads, -1, head_dim
-            )  # [rows * kv, group * width, hd]
+            grouped = padded.transpose(1, 2).reshape(num_rows * kv_heads, -1, head_dim)  # [., group * width, .]
             scores = torch.bmm(grouped, keys.flatten(0, 1)).mul_(head_dim**-0.5)
             scores.view(num_rows, num_heads, width, length).masked_fill_(mask[:, None], -math.inf)
             mixed = torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(num_rows, num_heads, width, head_dim)
@@ -174,8 +170,7 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Rotated queries [T, heads, head_dim], rotated keys and values [T, kv_heads, head_dim]."""
         shape = self.shape
-        x = self._norm(hidden, layer.input_norm)
-        fused = _linear(x, layer.qkv, layer.qkv_bias)
+        fused = _linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
         fused = fused.view(len(hidden), -1, shape.head_dim)
         rotated_heads = shape.num_heads + shape.num_kv_heads
         both = fused[:, :rotated_heads]
@@ -190,9 +185,7 @@ class Decoder:
         hidden = torch.addmm(hidden, mixed, layer.output)
         if layer.output_bias is not None:
             hidden += layer.output_bias
-        x = self._norm(hidden, layer.mlp_norm)
-        x = _linear(x, layer.gate_up, layer.gate_up_bias)
-        gate, up = x.chunk(2, -1)
+        gate, up = _linear(self._norm(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
         hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down)
         if layer.down_bias is not None:
             hidden += layer.down_bias

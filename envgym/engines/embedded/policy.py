@@ -59,6 +59,10 @@ class TorchPolicy:
         deterministic: See above.
         context_length: Most tokens of a sequence; the model's own limit when None.
 
+    Attributes:
+        context_length: Most tokens of a prompt and its continuation together.
+        vocab_size: Token ids are in [0, vocab_size).
+
     Raises:
         ModelError: The model cannot be loaded or its family is not supported.
         ValueError: `context_length` exceeds the model's, or `max_concurrency` is below 1.
@@ -83,7 +87,8 @@ class TorchPolicy:
                 f"context_length must be from 2 to the model's {shape.context_length}, got {context_length}"
             )
         self.deterministic = deterministic
-        self._context_length = context_length or shape.context_length
+        self.context_length = context_length or shape.context_length
+        self.vocab_size = shape.vocab_size
         self._device, self._dtype = torch.device(device), dtype
         weights = fuse(shape, model.state_dict(), dtype=dtype, device=self._device)
         self._scheduler = Scheduler(Decoder(shape, weights), max_concurrency=max_concurrency)
@@ -97,16 +102,6 @@ class TorchPolicy:
     def version(self) -> int:
         """Version of the weights that the next token is sampled with; 0 until the first update."""
         return self._scheduler.version
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens of a prompt and its continuation together."""
-        return self._context_length
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are in [0, vocab_size)."""
-        return self._scheduler.decoder.shape.vocab_size
 
     def open_session(self, *, seed: int) -> int:
         """Announces an episode and returns its session id.
@@ -125,13 +120,10 @@ class TorchPolicy:
         closed = self._sessions.pop(session, None)
         if closed is None:
             return
-        if closed.request is not None:
-            request = closed.request
+        if (request := closed.request) is not None:
             self._scheduler.cancel(request)
-            _fail(
-                request,
-                ValueError(f"session {session} was closed while it was generating; close it after its last turn"),
-            )
+            early = f"session {session} was closed while it was generating; close it after its last turn"
+            _fail(request, ValueError(early))
         self._scheduler.release(closed)
         self._notify()
 
@@ -146,10 +138,23 @@ class TorchPolicy:
                 is empty, or it leaves no room in the context.
             ModelError: The model's logits are not finite.
         """
-        request = self._request(as_tokens(prompt_ids), sampling, session)
+        owner = self._sessions.get(session)
+        if owner is None:
+            raise ValueError(f"session {session} is not open; call open_session and pass the id it returns")
+        if owner.request is not None:
+            raise ValueError(f"session {session} is already generating; await its turn before asking for the next")
+        prompt = as_tokens(prompt_ids)
         loop = asyncio.get_running_loop()
+        request = Request(
+            session=owner,
+            prompt=prompt,
+            sampling=sampling,
+            limit=min(sampling.max_new_tokens, room_after(prompt, self.context_length)),
+            num_shared=shared_prefix(owner.tokens, prompt, self.vocab_size),
+            arrived=self._scheduler.num_steps,
+            future=loop.create_future(),
+        )
         self._ensure_worker(loop)
-        request.future = loop.create_future()
         self._scheduler.submit(request)
         self._notify()
         try:
@@ -192,23 +197,6 @@ class TorchPolicy:
         self._scheduler.replace_weights(weights, version)
         self._notify()
 
-    def _request(self, prompt: list[int], sampling: SamplingParams, session: int) -> Request:
-        owner = self._sessions.get(session)
-        if owner is None:
-            raise ValueError(f"session {session} is not open; call open_session and pass the id it returns")
-        if owner.request is not None:
-            raise ValueError(f"session {session} is already generating; await its turn before asking for the next")
-        room = room_after(prompt, self._context_length)
-        shared = shared_prefix(owner.tokens, prompt, self.vocab_size)
-        return Request(
-            session=owner,
-            prompt=prompt,
-            sampling=sampling,
-            num_shared=shared,
-            arrived=self._scheduler.num_steps,
-            limit=min(sampling.max_new_tokens, room),
-        )
-
     def _ensure_worker(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts the worker on this loop unless it runs there already, and forgets turns of a loop that is gone."""
         if self._worker is not None and not self._worker.done() and self._loop is loop:
@@ -239,7 +227,6 @@ class TorchPolicy:
                     _fail(request, error)
                 return
             for request, completion in finished:
-                assert request.future is not None
                 if not request.future.done():
                     request.future.set_result(completion)
             await asyncio.sleep(0)
@@ -263,5 +250,5 @@ class TorchPolicy:
 
 
 def _fail(request: Request, error: Exception) -> None:
-    if request.future is not None and not request.future.done():
+    if not request.future.done():
         request.future.set_exception(error)

@@ -90,7 +90,9 @@ class Scheduler:
                 "The model's logits are not finite, so nothing can be sampled; check the weights it was given."
             )
         if kept is not None:
-            self._record_support(rows, kept.cpu().numpy())
+            table = kept.cpu().numpy()
+            for row in self._sampling.has_support.nonzero()[0].tolist():
+                self._decoding(rows[row]).support.append(tuple(table[row].nonzero()[0].tolist()))
         self._out_ids[rows, count] = new_ids
         self._out_logprobs[rows, count] = new_logprobs
         self._token[rows] = new_ids
@@ -134,7 +136,6 @@ class Scheduler:
         for request in aborted:
             request.session.request = None
         self._waiting = []
-        self._set_rows(self._rows[:0])
         self._forget()
         return aborted
 
@@ -146,20 +147,19 @@ class Scheduler:
             self._position[session.slot] = 0
         session.slot, session.num_cached = None, 0
 
-    def drop_caches(self) -> None:
-        """Forgets all cached keys and values; decoding rows go back to the queue and are prefilled again."""
-        for slot in self._rows.tolist():
-            self._waiting.append(self._read_out(slot))
-        self._set_rows(self._rows[:0])
-        self._forget()
-
     def replace_weights(self, weights: DecoderWeights, version: int) -> None:
-        """Samples with other weights of the same shape from the next step on."""
-        self.drop_caches()
+        """Samples with other weights of the same shape from the next step on.
+
+        All caches are forgotten; decoding rows go back to the queue and are prefilled again.
+        """
+        self._waiting += map(self._read_out, self._rows.tolist())
+        self._forget()
         self.decoder.weights = weights
         self.version = version
 
     def _forget(self) -> None:
+        """Nothing decodes and nothing is cached."""
+        self._set_rows(self._rows[:0])
         self._position[:] = 0
         for session in self._slots:
             if session is not None:
@@ -218,23 +218,19 @@ class Scheduler:
     def _activate(self, request: Request, slot: int, ids: list[int]) -> None:
         """Fills the per-slot arrays of a request that starts, or goes on, with `ids` as its tokens so far."""
         sampling, left = request.sampling, request.limit - len(request.token_ids)
-        if left > self._uniforms.shape[1]:
-            extra = ((0, 0), (0, max(left, 2 * self._uniforms.shape[1]) - self._uniforms.shape[1]))
+        if (lacking := left - self._uniforms.shape[1]) > 0:
+            extra = ((0, 0), (0, max(lacking, self._uniforms.shape[1])))
             self._out_ids, self._out_logprobs = np.pad(self._out_ids, extra), np.pad(self._out_logprobs, extra)
             self._uniforms = np.pad(self._uniforms, extra)
-        if len(sampling.stop_token_ids) > self._stop.shape[1]:
-            self._stop = np.pad(
-                self._stop, ((0, 0), (0, len(sampling.stop_token_ids) - self._stop.shape[1])), constant_values=-1
-            )
+        num_stops = len(sampling.stop_token_ids)
+        if (lacking := num_stops - self._stop.shape[1]) > 0:
+            self._stop = np.pad(self._stop, ((0, 0), (0, lacking)), constant_values=-1)
         self._token[slot], self._position[slot] = ids[-1], len(ids) - 1
         self._count[slot], self._limit[slot] = 0, left
-        self._temperature[slot], self._top_k[slot], self._top_p[slot] = (
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-        )
+        self._temperature[slot], self._top_p[slot] = sampling.temperature, sampling.top_p
+        self._top_k[slot] = sampling.top_k
         self._stop[slot] = -1
-        self._stop[slot, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
+        self._stop[slot, :num_stops] = sampling.stop_token_ids
         self._uniforms[slot, :left] = request.session.stream.peek(left)
 
     def _decode(self, rows: np.ndarray) -> torch.Tensor:
@@ -258,11 +254,6 @@ class Scheduler:
         request.num_shared = len(session.tokens)
         self._position[slot] = session.num_cached
         return request
-
-    def _record_support(self, rows: np.ndarray, kept: np.ndarray) -> None:
-        assert self._sampling is not None
-        for row in self._sampling.has_support.nonzero()[0].tolist():
-            self._decoding(rows[row]).support.append(tuple(kept[row].nonzero()[0].tolist()))
 
     def _set_rows(self, rows: np.ndarray) -> None:
         self._rows = rows

@@ -82,7 +82,7 @@ class Request:
     num_shared: int
     arrived: int
     limit: int
-    future: asyncio.Future[Completion] | None = None
+    future: asyncio.Future[Completion]
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     support: list[tuple[int, ...]] = field(default_factory=list)

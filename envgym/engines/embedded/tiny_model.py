@@ -70,7 +70,15 @@ def create_model(
     Raises:
         ModelError: The sizes do not fit together.
     """
-    _check_sizes(hidden_size, num_heads, num_kv_heads, head_dim)
+    if head_dim is None and hidden_size % num_heads:
+        raise ModelError(
+            f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}; change one or set head_dim."
+        )
+    if num_heads % num_kv_heads:
+        raise ModelError(f"num_heads {num_heads} is not a multiple of num_kv_heads {num_kv_heads}; change one of them.")
+    head_dim = hidden_size // num_heads if head_dim is None else head_dim
+    if head_dim % 2:
+        raise ModelError(f"The head size {head_dim} is odd, but rotary positions rotate pairs; make it even.")
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = byte_tokenizer(context_length=context_length, words=words)
@@ -81,7 +89,7 @@ def create_model(
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
-        head_dim=hidden_size // num_heads if head_dim is None else head_dim,
+        head_dim=head_dim,
         max_position_embeddings=context_length,
         initializer_range=math.sqrt(0.4 / hidden_size) if initializer_range is None else initializer_range,
         tie_word_embeddings=True,
@@ -128,8 +136,9 @@ def byte_tokenizer(*, context_length: int = 1024, words: Sequence[str] = ()) -> 
             raise ModelError(f"a word of the tokenizer must be a string without white space, got {word!r}")
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    vocab = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    vocab = {symbol: byte for byte, symbol in bytes_to_unicode().items()}  # the printable characters of byte-level BPE
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -145,28 +154,3 @@ def byte_tokenizer(*, context_length: int = 1024, words: Sequence[str] = ()) -> 
         model_max_length=context_length,
         clean_up_tokenization_spaces=False,
     )
-
-
-def _byte_symbols() -> list[str]:
-    """The printable character that stands for each byte in byte-level BPE (GPT-2's `bytes_to_unicode`)."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    symbols, shift = [], 256
-    for byte in range(256):
-        if byte in printable:
-            symbols.append(chr(byte))
-        else:
-            symbols.append(chr(shift))
-            shift += 1
-    return symbols
-
-
-def _check_sizes(hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
-    if head_dim is None and hidden_size % num_heads:
-        raise ModelError(
-            f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}; change one or set head_dim."
-        )
-    if num_heads % num_kv_heads:
-        raise ModelError(f"num_heads {num_heads} is not a multiple of num_kv_heads {num_kv_heads}; change one of them.")
-    size = hidden_size // num_heads if head_dim is None else head_dim
-    if size % 2:
-        raise ModelError(f"The head size {size} is odd, but rotary positions rotate pairs; make it even.")
