@@ -48,26 +48,24 @@ def test_the_action_of_the_last_turn_is_executed_and_rewarded():
     assert isinstance(second, Step)
 
 
-def test_a_limit_that_belongs_to_the_task_terminates():
-    step = run(MaxTurns(Script(RUNNING), 1, [TruncationReason.MAX_TURNS]), 1)[0]
-    assert (step.terminated, step.truncated) == (True, False)
-    assert "truncation_reason" not in step.info
+BOTH = Step("x", 0.0, True, True, {"truncation_reason": "environment"})
 
 
-def test_a_termination_on_the_step_of_the_limit_wins():
-    step = run(MaxTurns(Script(Step.terminal("won", 1.0, success=True)), 1), 1)[0]
-    assert (step.terminated, step.truncated) == (True, False)
-    assert "truncation_reason" not in step.info
-
-
-def test_a_truncation_of_the_environment_keeps_its_reason():
-    step = run(MaxTurns(Script(Step.truncation("late", reason="time_limit")), 1), 1)[0]
-    assert step.truncated and step.info["truncation_reason"] == "time_limit"
-
-
-def test_both_flags_of_the_environment_are_left_untouched():
-    both = Step("x", 0.0, True, True, {"truncation_reason": "environment"})
-    assert run(MaxTurns(Script(both), 1), 1)[0] == both
+@pytest.mark.parametrize(
+    ("step", "terminal", "ending"),
+    [
+        (RUNNING, [TruncationReason.MAX_TURNS], (True, False, None)),
+        (Step.terminal("won", 1.0, success=True), [], (True, False, None)),
+        (Step.truncation("late", reason="time_limit"), [], (False, True, "time_limit")),
+        (BOTH, [], (True, True, "environment")),
+    ],
+    ids=["a limit that belongs to the task", "terminated", "truncated", "both"],
+)
+def test_the_step_of_the_limit_terminates_for_the_task_and_keeps_an_ending_of_the_environment(step, terminal, ending):
+    made = run(MaxTurns(Script(step), 1, terminal), 1)[0]
+    assert (made.terminated, made.truncated, made.info.get("truncation_reason")) == ending
+    assert ("truncation_reason" in made.info) == (ending[2] is not None)
+    assert step is not BOTH or made == BOTH
 
 
 def test_the_limit_does_not_touch_the_info_of_the_environment():
