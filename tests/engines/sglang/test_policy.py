@@ -256,7 +256,7 @@ def test_turns_wait_for_a_server_together_and_not_each_anew(client):
 def test_a_turn_that_somebody_elses_weights_have_finished_is_not_returned(client, pinned):
     ours, theirs = ("default", "7") if pinned else ("a1b2:0", "other:0")
     client.name_weights(ours)
-    policy = SGLangPolicy(client, run_id="" if pinned else "a1b2", recovery_timeout_s=1)
+    policy = SGLangPolicy(client, run_id="" if pinned else "a1b2", recovery_timeout_s=3)
     if pinned:
         policy.pin_weights()
     policy.weights_updated(0)
