@@ -71,22 +71,19 @@ def trained_with(engine_class: type[ScriptedEngine], run_dir: Path, monkeypatch:
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-def test_a_third_engine_of_a_few_lines_trains(tmp_path, monkeypatch):
-    engine = trained_with(ScriptedEngine, tmp_path / "run", monkeypatch)
-    assert engine.calls == [("sync", 0), ("sync", 1), ("sync", 2), ("close",)]
+@pytest.mark.parametrize(("engine_class", "before"), [(ScriptedEngine, []), (SharingEngine, [("sleep",), ("wake",)])])
+def test_a_third_engine_of_a_few_lines_trains_and_sleeps_if_it_shares_the_learners_memory(
+    tmp_path, monkeypatch, engine_class, before
+):
+    engine = trained_with(engine_class, tmp_path / "run", monkeypatch)
+    each = [call for version in range(3) for call in (*before, ("sync", version))]
+    assert engine.calls == [*each, ("close",)]
     assert (engine.setup.device.type, engine.setup.dtype, engine.setup.concurrency) == ("cpu", "float32", 4)
     turns = [turn for record in trajectories_of(tmp_path / "run") for turn in record["turns"]]
     assert {turn["action"] for turn in turns} == {"one"}
     assert {span["version"] for turn in turns for span in turn["version_spans"]} == {0, 1}
     assert [line["iteration"] for line in metrics_of(tmp_path / "run")] == [0, 1, 2]
     assert not engine.policy.sessions, "a session stayed open"
-
-
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-def test_an_engine_that_shares_the_learners_memory_sleeps_while_it_works(tmp_path, monkeypatch):
-    engine = trained_with(SharingEngine, tmp_path / "run", monkeypatch)
-    each = [call for version in range(3) for call in (("sleep",), ("wake",), ("sync", version))]
-    assert engine.calls == [*each, ("close",)]
 
 
 def test_a_kind_without_a_folder_is_no_engine(tmp_path):
