@@ -69,7 +69,15 @@ class ExpectedWeights:
         self._served = served_parameters(shapes)
         if _HEAD in held and _HEAD not in shapes and _EMBEDDING in shapes:
             self._served[_HEAD] = (_EMBEDDING,)  # tied here, kept twice there
-        _check_names(self._served, held)
+        problems = []
+        if unknown := [parts[0] for name, parts in self._served.items() if name not in held]:
+            problems.append(
+                f"it does not know {len(unknown)} parameters and would ignore them (the first is '{unknown[0]}')"
+            )
+        if missing := [name for name in held if name not in self._served]:
+            problems.append(f"{len(missing)} of its parameters would not be sent (the first is '{missing[0]}')")
+        if problems:
+            raise WeightSyncError("; ".join(problems) + "; serve a model of the architecture that is trained")
         self._users: dict[str, list[str]] = {}
         for served, parts in self._served.items():
             for part in parts:
@@ -114,8 +122,7 @@ class ExpectedWeights:
         Raises:
             WeightSyncError: Something has not.
         """
-        missing = self._shapes.keys() - self._arrived
-        if missing:
+        if missing := self._shapes.keys() - self._arrived:
             raise WeightSyncError(
                 f"{len(missing)} parameters did not arrive (the first is '{min(missing)}'); send all of them"
             )
@@ -149,20 +156,6 @@ class ExpectedWeights:
             yield gpu_hash(torch.cat(pieces)) if self._on_gpu else _sha256(pieces)
 
 
-def _check_names(served: Mapping[str, tuple[str, ...]], held: Collection[str]) -> None:
-    unknown = [parts[0] for name, parts in served.items() if name not in held]
-    missing = [name for name in held if name not in served]
-    problems = []
-    if unknown:
-        problems.append(
-            f"it does not know {len(unknown)} parameters and would ignore them (the first is '{unknown[0]}')"
-        )
-    if missing:
-        problems.append(f"{len(missing)} of its parameters would not be sent (the first is '{missing[0]}')")
-    if problems:
-        raise WeightSyncError("; ".join(problems) + "; serve a model of the architecture that is trained")
-
-
 def _layer(name: str) -> str:
     return name.split(".")[-2] if "." in name else ""
 
@@ -170,8 +163,12 @@ def _layer(name: str) -> str:
 def _part(name: str, tensor: Tensor, rank: int, num_ranks: int, kv_groups: int) -> Tensor:
     """What one tensor-parallel rank holds of a parameter."""
     layer = _layer(name)
-    if layer in _VOCABULARY:
-        tensor = _pad_vocabulary(tensor, num_ranks)
+    if layer in _VOCABULARY:  # padded with rows of zeros to a multiple of 64
+        rows, multiple = tensor.shape[0], _VOCABULARY_MULTIPLE
+        if -(-rows // multiple) * multiple % num_ranks:
+            multiple *= num_ranks
+        if rows % multiple:
+            tensor = torch.cat([tensor, tensor.new_zeros(-rows % multiple, *tensor.shape[1:])])
     if num_ranks == 1:
         return tensor
     if layer in _BY_ROWS:
@@ -180,16 +177,6 @@ def _part(name: str, tensor: Tensor, rank: int, num_ranks: int, kv_groups: int) 
     if layer in _BY_COLUMNS and tensor.dim() == 2:
         return tensor.tensor_split(num_ranks, dim=1)[rank]
     return tensor
-
-
-def _pad_vocabulary(tensor: Tensor, num_ranks: int) -> Tensor:
-    """The rows that a server adds to make the vocabulary a multiple of 64, all zero."""
-    rows, multiple = tensor.shape[0], _VOCABULARY_MULTIPLE
-    if -(-rows // multiple) * multiple % num_ranks:
-        multiple *= num_ranks
-    if rows % multiple == 0:
-        return tensor
-    return torch.cat([tensor, tensor.new_zeros(-rows % multiple, *tensor.shape[1:])])
 
 
 def _sha256(pieces: Sequence[Tensor]) -> str:
@@ -207,10 +194,7 @@ def gpu_hash(tensor: Tensor) -> str:
     `gpu_tensor_hash`).
     """
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    padding = -data.numel() % 4
-    if padding:
-        data = torch.cat([data, data.new_zeros(padding)])
-    words = data.view(torch.int32)
+    words = torch.nn.functional.pad(data, (0, -data.numel() % 4)).view(torch.int32)
     count = words.numel()
     if count == 0:
         return f"{0:016x}"
@@ -224,7 +208,10 @@ def gpu_hash(tensor: Tensor) -> str:
         ]
         high, low = (int(half.sum()) for half in halves)
         total += (high << 32) + low
-    return f"{_finish(total & _MASK64):016x}"
+    total &= _MASK64
+    total = ((total ^ (total >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    total = ((total ^ (total >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return f"{total ^ (total >> 31):016x}"
 
 
 def _tiles(mixed: Tensor, count: int) -> Tensor:
@@ -241,16 +228,6 @@ def _position(index: Tensor, factor: int, seed: int, rotation: int) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """MurmurHash3's finaliser; products wrap at 64 bits, which leaves the lower 32 right."""
-    x = x ^ (x >> 16)
-    x = (x * _MIXERS[0]) & _MASK32
-    x = x ^ (x >> 13)
-    x = (x * _MIXERS[1]) & _MASK32
+    x = ((x ^ (x >> 16)) * _MIXERS[0]) & _MASK32
+    x = ((x ^ (x >> 13)) * _MIXERS[1]) & _MASK32
     return x ^ (x >> 16)
-
-
-def _finish(x: int) -> int:
-    x ^= x >> 30
-    x = (x * 0xBF58476D1CE4E5B9) & _MASK64
-    x ^= x >> 27
-    x = (x * 0x94D049BB133111EB) & _MASK64
-    return x ^ (x >> 31)

@@ -7,13 +7,13 @@ of the standard library, so that `envgym serve` needs no aiohttp.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from envgym.errors import MissingDependencyError, ServerError, ServerUnreachableError
@@ -107,7 +107,8 @@ class SGLangClient:
         self.url = url.rstrip("/")
         self.generate_timeout_s = generate_timeout_s
         self.control_timeout_s = control_timeout_s
-        self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
+        self._connections: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[None]]] = {}
+        """Of each event loop, and what closes them."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -170,8 +171,8 @@ class SGLangClient:
         loop = asyncio.get_running_loop()
         with self._lock:
             found = self._connections.get(loop)
-        if found is not None and not found.http.closed:
-            return found.http
+        if found is not None and not found[0].closed:
+            return found[0]
         import aiohttp
 
         # As many connections as there are episodes: the server queues better than a client can.
@@ -179,8 +180,8 @@ class SGLangClient:
         lifetime = self._lifetime(loop, http)
         with self._lock:
             for other in [loop_ for loop_ in self._connections if loop_.is_closed()]:
-                self._connections.pop(other).http.detach()
-            self._connections[loop] = _Connections(http, lifetime)
+                self._connections.pop(other)[0].detach()
+            self._connections[loop] = http, lifetime
         await anext(lifetime)
         return http
 
@@ -197,7 +198,7 @@ class SGLangClient:
         with self._lock:
             found = self._connections.get(asyncio.get_running_loop())
         if found is not None:
-            await found.lifetime.aclose()
+            await found[1].aclose()
 
     # -- control ------------------------------------------------------------------------------------------------------
 
@@ -243,24 +244,12 @@ class SGLangClient:
         return call(self.url, method, path, body, timeout_s=self.control_timeout_s if timeout_s is None else timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Connections:
-    """Of one event loop, and what closes them."""
-
-    http: aiohttp.ClientSession
-    lifetime: AsyncGenerator[None]
-
-
 def _refused(url: str, path: str, status: int, body: bytes) -> ServerError:
     text = body.decode("utf-8", "replace").strip()
-    try:
+    with contextlib.suppress(ValueError, AttributeError):  # else it is no JSON, or no object
         answer = json.loads(text)
-    except ValueError:
-        pass
-    else:
-        if isinstance(answer, dict):
-            inner = answer.get("error", answer)
-            text = str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)
+        inner = answer.get("error", answer)
+        text = str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)
     error = ServerError(f"{url}{path} answered {status}: {text[:_MESSAGE_LENGTH] or 'nothing'}")
     error.status = status
     return error

@@ -74,6 +74,12 @@ class SGLangPolicy:
         on_return: Called, in a thread, with the client of a server that returned with other weights and the version it
             must have. It sends them. Without it such a server waits for the next weight update.
 
+    Attributes:
+        clients: Every server, in service or not.
+        version: Version of the weights that the next token is sampled with.
+        context_length: Most tokens of a prompt and its continuation together.
+        vocab_size: Token ids are in [0, vocab_size).
+
     Raises:
         ModelError: The servers do not agree with each other or with `model_folder`, or the vocabulary is unknown.
         ServerUnreachableError: A server does not answer.
@@ -105,47 +111,31 @@ class SGLangPolicy:
         if len(set(urls)) < len(urls):
             raise ValueError(f"a server is named twice: {', '.join(urls)}; name each once")
         self.clients = tuple(clients)
-        """Every server, in service or not."""
         self.on_return = on_return
         self._max_attempts = max_attempts
         self._recovery_timeout_s, self._probe_timeout_s = recovery_timeout_s, probe_timeout_s
         self._run_id, self._model_folder = run_id, model_folder
         self._pool = ServerPool(clients, waiting="has not been given any weights yet" if run_id else None)
         models = {c.url: ServedModel.from_answers(c.model_info(), c.server_info()) for c in clients}
-        self._vocab_size, self._tokens = agreed_vocabulary(models, vocab_size=vocab_size, folder=model_folder)
+        self.vocab_size, self._tokens = agreed_vocabulary(models, vocab_size=vocab_size, folder=model_folder)
         for url, model in models.items():
-            model.check(url, self._vocab_size, self._tokens, model_folder)
+            model.check(url, self.vocab_size, self._tokens, model_folder)
         contexts = {url: model.context_length for url, model in models.items()}
         if len(set(contexts.values())) > 1:
             lengths = ", ".join(f"{url}: {length}" for url, length in contexts.items())
             raise ModelError(f"the servers' contexts differ ({lengths}); start them alike")
-        self._context_length = min(*contexts.values(), context_length or sys.maxsize)
+        self.context_length = min(*contexts.values(), context_length or sys.maxsize)
         self._max_support = min(model.max_support for model in models.values())
         versions = [parse_version(model.weights, run_id) for model in models.values()]
-        self._version = max(0, *versions)
+        self.version = max(0, *versions)
         for server, held in zip(self._pool.servers, versions, strict=True):
-            if not run_id and held != self._version:
+            if not run_id and held != self.version:
                 self._pool.take_out(server, self._stale(server, held))
         self._lock = threading.Lock()
         self._sessions: dict[int, ServedSession] = {}
         self._session_ids = itertools.count()
         self._counts: Counter[str] = Counter()
         self._background: set[asyncio.Task[None]] = set()
-
-    @property
-    def version(self) -> int:
-        """Version of the weights that the next token is sampled with."""
-        return self._version
-
-    @property
-    def context_length(self) -> int:
-        """Most tokens of a prompt and its continuation together."""
-        return self._context_length
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are in [0, vocab_size)."""
-        return self._vocab_size
 
     def open_session(self, *, seed: int) -> int:
         """Announces an episode and returns its session id; it is nobody's load until it generates.
@@ -183,10 +173,19 @@ class SGLangPolicy:
             ServerError: The server refused the turn, or its answer is not sound.
         """
         prompt = as_tokens(prompt_ids)
-        fields = encode_sampling(sampling, vocab_size=self._vocab_size, max_support=self._max_support)
+        fields = encode_sampling(sampling, vocab_size=self.vocab_size, max_support=self._max_support)
         with self._lock:
-            limit = min(sampling.max_new_tokens, room_after(prompt, self._context_length))
-            owner = self._checked(prompt, session)
+            limit = min(sampling.max_new_tokens, room_after(prompt, self.context_length))
+            owner = self._sessions.get(session)
+            if owner is None:
+                raise ValueError(f"session {session} is not open; call open_session and pass the id it returns")
+            if owner.turn is not None:
+                raise ValueError(f"session {session} is already generating; await its turn before asking for the next")
+            # An id outside the vocabulary ends the server.
+            if shared_prefix(owner.tokens, prompt, self.vocab_size) == len(owner.tokens):
+                owner.extend(prompt[len(owner.tokens) :])
+            else:
+                owner.tokens, owner.encoded = prompt, encode_tokens(prompt)
             turn = asyncio.ensure_future(self._sample(owner, sampling, fields, limit))
             owner.turn = (turn, turn.get_loop())
         try:
@@ -204,7 +203,7 @@ class SGLangPolicy:
     def weights_updated(self, version: int) -> None:
         """Says that servers now hold the weights of `version`. Asks each which it holds: those with others, and those
         that do not answer, go out of service, and the rest are in."""
-        self._version = version
+        self.version = version
         for server in self._pool.servers:
             try:
                 info = server.client.model_info(timeout_s=self._probe_timeout_s)
@@ -230,14 +229,11 @@ class SGLangPolicy:
 
     def statistics(self) -> ServingStatistics:
         """What this policy has done so far."""
-        servers = self._pool.servers
+        requests = {server.client.url: server.num_requests for server in self._pool.servers}
+        problems = {server.client.url: server.problem for server in self._pool.servers}
+        out_of_service = {url: problem for url, problem in problems.items() if problem is not None}
         with self._lock:
-            counts = dict(self._counts)
-        return ServingStatistics(
-            **counts,
-            requests={server.client.url: server.num_requests for server in servers},
-            out_of_service={server.client.url: server.problem for server in servers if server.problem is not None},
-        )
+            return ServingStatistics(**self._counts, requests=requests, out_of_service=out_of_service)
 
     async def close(self) -> None:
         """Closes the connections of the running event loop."""
@@ -245,20 +241,6 @@ class SGLangPolicy:
             await client.close()
 
     # -- one turn -----------------------------------------------------------------------------------------------------
-
-    def _checked(self, prompt: list[int], session: int) -> ServedSession:
-        """The session, which knows the prompt from now on."""
-        owner = self._sessions.get(session)
-        if owner is None:
-            raise ValueError(f"session {session} is not open; call open_session and pass the id it returns")
-        if owner.turn is not None:
-            raise ValueError(f"session {session} is already generating; await its turn before asking for the next")
-        # An id outside the vocabulary ends the server.
-        if shared_prefix(owner.tokens, prompt, self._vocab_size) == len(owner.tokens):
-            owner.extend(prompt[len(owner.tokens) :])
-        else:
-            owner.tokens, owner.encoded = prompt, encode_tokens(prompt)
-        return owner
 
     async def _sample(
         self, owner: ServedSession, sampling: SamplingParams, fields: dict[str, Any], limit: int
@@ -295,12 +277,12 @@ class SGLangPolicy:
                 backoff = min(_FIRST_BACKOFF_S * 2 ** (attempt - 1), _LONGEST_BACKOFF_S)
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
             server = await self._server_of(owner, elsewhere=elsewhere)
-            during, version, request_id = server.times_in_service, self._version, uuid.uuid4().hex
+            during, version, request_id = server.times_in_service, self.version, uuid.uuid4().hex
             body = encode_request(owner.encoded, request_id, fields, with_support=with_support)
             try:
                 with self._pool.running(server):
                     answer = await server.client.generate(body)
-                piece = parse_answer(answer, sampling, url=server.client.url, vocab_size=self._vocab_size)
+                piece = parse_answer(answer, sampling, url=server.client.url, vocab_size=self.vocab_size)
             except asyncio.CancelledError:
                 await self._abort(server, request_id)
                 raise
@@ -309,12 +291,12 @@ class SGLangPolicy:
                 problem = str(error)
                 self._pool.take_out(server, problem, during=during)
                 self._start(self._abort(server, request_id))
+            except Aborted as aborted:
+                problem, elsewhere = str(aborted), False
             except ServerError as error:
                 if error.status is None or error.status < 500:
                     raise
                 problem, elsewhere = str(error), True
-            except Aborted as aborted:
-                problem, elsewhere = f"{server.client.url} gave the generation up: {aborted}", False
             else:
                 # All of it: weights may have come while it was under way, and somebody else may have sent them.
                 held = min(self._held(server, span["version"]) for span in answer["meta_info"]["weight_versions"])
@@ -331,7 +313,7 @@ class SGLangPolicy:
         while True:
             for server in self._pool.due(at_once=waits == 1):
                 # A task that is cancelled before it starts would not say so itself.
-                self._start(self._probe(server)).add_done_callback(partial(self._probed, server))
+                self._start(self._probe(server)).add_done_callback(partial(self._pool.probed, server))
             with self._lock:
                 if not owner.closed:
                     owner.server = self._pool.place(owner.server, elsewhere=elsewhere)
@@ -365,49 +347,43 @@ class SGLangPolicy:
         else:
             self._pool.put_in(server)
 
-    def _probed(self, server: RoutedServer, _task: asyncio.Task[None]) -> None:
-        self._pool.probed(server)
-
     async def _examine(self, server: RoutedServer) -> None:
         client, limit = server.client, self._probe_timeout_s
         server_info = await client.fetch("/server_info", timeout_s=limit)
         model_info = await client.fetch("/model_info", timeout_s=limit)
         # In a thread: the vocabulary of a large model takes a while to read, and turns on other servers go on.
         model = await asyncio.to_thread(ServedModel.from_answers, model_info, server_info)
-        await asyncio.to_thread(model.check, client.url, self._vocab_size, self._tokens, self._model_folder)
-        if model.context_length < self._context_length:
-            raise ModelError(f"{client.url} has a context of {model.context_length}, expected {self._context_length}")
-        held, version, callback = self._held(server, model.weights), self._version, self.on_return
+        await asyncio.to_thread(model.check, client.url, self.vocab_size, self._tokens, self._model_folder)
+        if model.context_length < self.context_length:
+            raise ModelError(f"{client.url} has a context of {model.context_length}, expected {self.context_length}")
+        held, version, callback = self._held(server, model.weights), self.version, self.on_return
         if held != version and callback is not None:
             try:
                 await asyncio.to_thread(callback, client, version)
             except Exception as error:
                 raise ServerError(f"{client.url} could not be given version {version}: {error}") from error
             held = self._held(server, (await client.fetch("/model_info", timeout_s=limit)).get("weight_version"))
-        if held != self._version:
+        if held != self.version:
             raise ServerError(self._stale(server, held))
         greedy = SamplingParams(max_new_tokens=1, temperature=0)
-        fields = encode_sampling(greedy, vocab_size=self._vocab_size, max_support=self._max_support)
+        fields = encode_sampling(greedy, vocab_size=self.vocab_size, max_support=self._max_support)
         body = encode_request(_PROBE_PROMPT, uuid.uuid4().hex, {**fields, "max_new_tokens": 1}, with_support=False)
-        try:
-            answer = await client.generate(body, timeout_s=limit)
-            parse_answer(answer, greedy, url=client.url, vocab_size=self._vocab_size)
-        except Aborted as aborted:
-            raise ServerError(f"{client.url} gave the generation up: {aborted}") from aborted
+        answer = await client.generate(body, timeout_s=limit)
+        parse_answer(answer, greedy, url=client.url, vocab_size=self.vocab_size)
 
     def _stale(self, server: RoutedServer, held: int) -> str:
         if held == UNKNOWN_VERSION:
             of = "of this run" if server.pinned is None else "that it held at first"
             return (
-                f"{server.client.url} holds other weights, expected version {self._version} {of}; if another run feeds "
+                f"{server.client.url} holds other weights, expected version {self.version} {of}; if another run feeds "
                 "it too, give each its own servers"
             )
-        return f"{server.client.url} holds the weights of version {held}, expected {self._version}"
+        return f"{server.client.url} holds the weights of version {held}, expected {self.version}"
 
     def _held(self, server: RoutedServer, name: str | None) -> int:
         """The version that a server's name for weights stands for; `UNKNOWN_VERSION` of those that may not sample."""
         if server.pinned is not None:
-            return self._version if name == server.pinned else UNKNOWN_VERSION
+            return self.version if name == server.pinned else UNKNOWN_VERSION
         return parse_version(name, self._run_id)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -15,11 +15,16 @@ _BROKEN = "the weights it holds are broken, send them again"
 _MAX_LOGPROB = 1e-4
 """How far above 0 rounding may bring a log-probability."""
 
+_OFF: dict[str, Any] = {"n": 1, "min_new_tokens": 0, "repetition_penalty": 1.0, "no_stop_trim": True}
+_OFF |= dict.fromkeys(("min_p", "frequency_penalty", "presence_penalty"), 0.0)
+_OFF |= dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), False)
+_OFF |= dict.fromkeys(("stop", "stop_regex", "logit_bias", "json_schema", "regex", "ebnf", "structural_tag"))
+_OFF |= {"custom_params": None}
 UNKNOWN_VERSION = -1
 """Of weights that somebody else gave a server, or that it was started with."""
 
 
-class Aborted(Exception):
+class Aborted(ServerError):
     """The server gave the generation up before its end; the message says why."""
 
 
@@ -104,27 +109,11 @@ def encode_sampling(sampling: SamplingParams, *, vocab_size: int, max_support: i
         "temperature": sampling.temperature,
         "top_k": top_k,
         "top_p": sampling.top_p if sampling.has_support else 1.0,
-        "min_p": 0.0,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "min_new_tokens": 0,
-        "n": 1,
-        "stop": None,
-        "stop_regex": None,
         "stop_token_ids": list(sampling.stop_token_ids),
         # This switch turns stop_token_ids off too. Where the server stops at a token that is none of them, the policy
         # asks it to go on.
         "ignore_eos": not sampling.stop_token_ids,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-        "no_stop_trim": True,
-        "logit_bias": None,
-        "json_schema": None,
-        "regex": None,
-        "ebnf": None,
-        "structural_tag": None,
-        "custom_params": None,
+        **_OFF,
     }
 
 
@@ -150,7 +139,7 @@ def parse_answer(answer: Mapping[str, Any], sampling: SamplingParams, *, url: st
         meta, token_ids = answer["meta_info"], answer["output_ids"]
         reason = meta["finish_reason"]
         if reason["type"] == "abort":
-            raise Aborted(reason.get("message") or "aborted")
+            raise Aborted(f"{url} gave the generation up: {reason.get('message') or 'aborted'}")
         check(reason.get("matched") != "NaN happened", f"NaN logits; {_BROKEN}")
         pairs = meta["output_token_logprobs"]
         logprobs = [pair[0] for pair in pairs]

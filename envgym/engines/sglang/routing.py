@@ -207,7 +207,7 @@ class ServerPool:
                 server.probing = True
         return found
 
-    def probed(self, server: RoutedServer) -> None:
+    def probed(self, server: RoutedServer, _task: object = None) -> None:
         """Somebody has looked at the server."""
         with self._lock:
             server.probing = False

@@ -176,11 +176,8 @@ class ServerWeights:
             self.client.post("/begin_weight_update")
         except ServerUnreachableError:
             raise
-        except ServerError as refusal:  # somebody else may have left a session open
-            try:
-                self.client.post("/end_weight_update")
-            except ServerError:
-                raise refusal from None
+        except ServerError:  # somebody else may have left a session open
+            self._end_session()
             self.client.post("/begin_weight_update")
 
     def _mark_incomplete(self) -> str:
@@ -295,7 +292,8 @@ def sync_servers(
                 update.send(bucket)
             except Exception as error:
                 del updates[server]
-                failures.append(_described(error))
+                kind = "" if isinstance(error, WeightSyncError) else f"{type(error).__name__}: "
+                failures.append(f"{kind}{error}")
 
     try:
         send(None)
@@ -323,10 +321,6 @@ def _fitting(
             failures.append(f"{server.client.url} is out of service: {error}.")
     _raise_together(problem, mismatches)
     return fitting
-
-
-def _described(error: Exception) -> str:
-    return str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"
 
 
 def _raise_together(problem: str, failures: list[str]) -> None:
