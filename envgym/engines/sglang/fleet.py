@@ -121,11 +121,19 @@ class SGLangEngine(Engine):
         A server that cannot take them is out of service until a later sync, as long as every rank has another one to
         sample from.
         """
-        problem = None
+        problem: WeightSyncError | None = None
         for attempt in range(_SYNC_ATTEMPTS):
             if attempt:
                 self._closing.wait(self._config.recovery_timeout_s / _SYNC_ATTEMPTS)  # one may be starting again
-            problem = self._push(module, version)
+            problem = None
+            with self._feeding:
+                self._given = module, version
+                try:
+                    sync_servers(module, self._fed, version=version)
+                except WeightSyncError as error:
+                    problem = error
+                finally:
+                    self.policy.weights_updated(version)
             if self._every_rank_is_served():
                 break
         else:
@@ -150,17 +158,6 @@ class SGLangEngine(Engine):
             except ServerError as error:
                 server.forget()
                 _log.warning("%s did not give or take its memory: %s", server.client.url, error)
-
-    def _push(self, module: nn.Module, version: int) -> WeightSyncError | None:
-        with self._feeding:
-            self._given = module, version
-            try:
-                sync_servers(module, self._fed, version=version)
-            except WeightSyncError as error:
-                return error
-            finally:
-                self.policy.weights_updated(version)
-        return None
 
     def _refill(self, client: SGLangClient, version: int) -> None:
         """Gives one server that came back the present weights."""

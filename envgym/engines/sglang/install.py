@@ -6,6 +6,7 @@ needs packages that must not be seen elsewhere; so it is installed apart, and on
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -14,8 +15,6 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -81,14 +80,19 @@ def install(device: Device) -> Path:
     folder = venv_folder(device)
     _check_is_own(folder, device)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder):
+    with folder.with_name(f"{folder.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # one process at a time
         if _problem(folder, device) is None:
             return _python_of(folder)
         python = _python_of(folder)
         folder.mkdir(exist_ok=True)
         _write_stamp(folder, device, finished=False)
         if not _works(python):
-            _clear(folder)
+            for entry in folder.iterdir():  # but for its stamp: it is envgym's own also if this is interrupted
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != STAMP:
+                    entry.unlink()
             venv.create(folder, with_pip=True, symlinks=os.name != "nt")
         _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *REQUIREMENTS[device]], "pip failed")
         # The whole of what a server imports; an incomplete environment shows here and not when a run starts.
@@ -135,15 +139,16 @@ def _problem(folder: Path, device: Device) -> str | None:
     """What keeps a folder from being used, in words; None if nothing does."""
     if not _python_of(folder).exists():
         return f"SGLang {SGLANG_VERSION} for {device} is not installed ('{folder}' has no Python)"
-    try:
+    stamp = {"unfinished": True}
+    with contextlib.suppress(OSError, ValueError):
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        stamp = {"unfinished": True}
     if stamp.get("unfinished"):
         return f"The installation of SGLang in '{folder}' was not finished"
     if stamp.get("device") != device:
         return f"The SGLang in '{folder}' was installed for {stamp.get('device')}, not for {device}"
-    found = _installed_version(folder)
+    # What is there now, whatever was put there first.
+    names = [path.name for path in folder.glob("lib/python*/site-packages/sglang-*.dist-info")]
+    found = names[0].removeprefix("sglang-").removesuffix(".dist-info") if len(names) == 1 else None
     if stamp.get("sglang") != SGLANG_VERSION or found != SGLANG_VERSION:
         return f"'{folder}' holds SGLang {found or stamp.get('sglang')}, but envgym is made for {SGLANG_VERSION}"
     if stamp.get("requirements") != _fingerprint(device):
@@ -171,12 +176,6 @@ def _fingerprint(device: Device) -> str:
     for word in REQUIREMENTS[device]:
         lines += Path(word).read_text(encoding="utf-8").splitlines() if word.endswith(".txt") else [word]
     return hashlib.sha256("\n".join(line for line in lines if not line.startswith("#")).encode()).hexdigest()[:16]
-
-
-def _installed_version(folder: Path) -> str | None:
-    """The version of the SGLang that is in a virtual environment now, whatever was put there first."""
-    found = list(folder.glob("lib/python*/site-packages/sglang-*.dist-info"))
-    return found[0].name.removeprefix("sglang-").removesuffix(".dist-info") if len(found) == 1 else None
 
 
 def _python_of(folder: Path) -> Path:
@@ -210,15 +209,6 @@ def _check_is_own(folder: Path, device: Device) -> None:
     )
 
 
-def _clear(folder: Path) -> None:
-    """Empties a folder but for its stamp, so that it is envgym's own also if this is interrupted."""
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif entry.name != STAMP:
-            entry.unlink()
-
-
 def _run(command: list[str], failure: str, environment: dict[str, str] | None = None) -> None:
     """Runs a program whose output goes to standard error, and names the command if it fails."""
     result = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
@@ -226,11 +216,3 @@ def _run(command: list[str], failure: str, environment: dict[str, str] | None = 
         raise MissingDependencyError(
             f"{failure} (exit status {result.returncode}; its message is above). The command was: {' '.join(command)}"
         )
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Lets one process at a time install into a folder."""
-    with folder.with_name(f"{folder.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -192,8 +192,19 @@ def check_served_model(folder: str | Path, *, tokenizer: bool = True) -> dict[st
             f"'{path}' has a config.json but no weights (*.safetensors), which is what SGLang serves; copy the weight "
             "files into it, or save the model again with transformers."
         )
-    for name in sorted(files | _expected_files(path, files)):
-        check_safetensors(path / name)
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise MissingDependencyError(
+            "weights are checked with safetensors, which is not installed; pip install 'envgym[sglang]'"
+        ) from error
+    for file in sorted(path / name for name in files | _expected_files(path, files)):
+        _check_content(file)
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except SafetensorError as error:
+            raise ModelError(f"'{file}' is cut off or no safetensors file ({error}); {_again(file)}") from error
     if not tokenizer:
         return config
     found = [path / name for name in TOKENIZERS if (path / name).is_file()]
@@ -213,26 +224,6 @@ def check_served_model(folder: str | Path, *, tokenizer: bool = True) -> dict[st
             f"vocab_size is {vocab_size}; use the tokenizer the model was trained with, or resize its embeddings."
         )
     return config
-
-
-def check_safetensors(file: Path) -> None:
-    """Compares a safetensors file with its own header.
-
-    Raises:
-        ModelError: It cannot be read, is empty, a git-lfs pointer, something else, or not as long as its header says.
-    """
-    _check_content(file)
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise MissingDependencyError(
-            "weights are checked with safetensors, which is not installed; pip install 'envgym[sglang]'"
-        ) from error
-    try:
-        with safe_open(file, framework="numpy"):
-            pass
-    except SafetensorError as error:
-        raise ModelError(f"'{file}' is cut off or no safetensors file ({error}); {_again(file)}") from error
 
 
 def _expected_files(folder: Path, found: set[str]) -> set[str]:

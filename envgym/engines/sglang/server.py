@@ -13,10 +13,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from envgym.engines.sglang import supervisor as sglang_supervisor
+from envgym.engines.sglang import supervisor
 from envgym.engines.sglang.client import call, is_healthy
 from envgym.engines.sglang.install import Device, server_environment, sglang_python
 from envgym.engines.sglang.served_model import check_served_model
@@ -65,9 +64,8 @@ class SGLangServer:
         self.model = Path(model).absolute()
         self.port = self.settings.port or free_port(self.settings.host)
         self._arguments = server_arguments(self.model, config, self.settings)
-        log_path = self.settings.log_path
-        self._keep_log = log_path is not None
-        self.log_path = None if log_path is None else log_path.absolute()
+        self.log_path = self.settings.log_path and self.settings.log_path.absolute()
+        self._keep_log = self.log_path is not None
         self.process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
@@ -126,11 +124,11 @@ class SGLangServer:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         server = [str(python), "-m", "sglang.launch_server", *self._arguments]
         server += ["--host", self.settings.host, "--port", str(self.port), *self.settings.extra_args]
-        supervisor = [sys.executable, "-I", "-S", sglang_supervisor.__file__]
         self._owner = os.getpid()
+        grace_s = STOP_GRACE_S[self.settings.device]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [*supervisor, str(self._owner), str(STOP_GRACE_S[self.settings.device]), *server],
+                [sys.executable, "-I", "-S", supervisor.__file__, str(self._owner), str(grace_s), *server],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -186,9 +184,8 @@ class SGLangServer:
         status = self.process.poll()
         if status is None:
             return
-        tail = self._tail()
-        if "address already in use" in tail or "Address already in use" in tail:
-            where = f"Port {self.port} of {self.settings.host}"
+        tail, where = self._tail(), f"Port {self.port} of {self.settings.host}"
+        if "ddress already in use" in tail:
             raise ServerError(f"{where} was taken while SGLang started; start it again. {tail}")
         how = f"was killed by {signal.Signals(status - 128).name}" if status > 128 else f"ended with status {status}"
         raise ServerError(f"SGLang on {self.settings.device} {how}. {tail}")
@@ -226,9 +223,7 @@ class SGLangServer:
     def __enter__(self) -> SGLangServer:
         return self if self.running else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _tail(self) -> str:

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import FrameType
 
 POLL_S = 0.25
 LOOK_S = 10.0
@@ -35,12 +34,8 @@ def supervise(parent_pid: int, grace_s: float, command: list[str]) -> int:
         The exit status of the server, as `subprocess` gives it.
     """
     told: list[int] = []
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        told.append(number)
-
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, on_signal)
+        signal.signal(number, lambda number, _: told.append(number))
     # SGLang leaves the names of its sockets in the temporary folder; here they go with the server.
     with tempfile.TemporaryDirectory(prefix="envgym-sglang-") as folder:
         environment = {**os.environ, "TMPDIR": folder}

@@ -26,6 +26,7 @@ import torch.multiprocessing  # teaches ForkingPickler to write handles
 from torch import Tensor
 
 from envgym.engines.sglang.client import SGLangClient
+from envgym.engines.sglang.served_model import INDEX
 from envgym.errors import ServerError, ServerUnreachableError, WeightSyncError, put_in_place
 
 Way = Literal["tensors", "distributed", "disk"]
@@ -132,7 +133,7 @@ class TensorTransport(Transport):
     def send(self, server: ServedWeights, tensors: NamedTensors) -> None:
         by_handle = self._same_machine and server.on_gpu and tensors[0][1].is_cuda
         device = tensors[0][1].device if by_handle else torch.device("cpu")
-        content = {"flattened_tensor": flatten(tensors, device), "metadata": layout(tensors)}
+        content = dict(zip(("flattened_tensor", "metadata"), flatten(tensors, device), strict=True))
         if by_handle:
             # Each rank opens a handle of its own, since handles count who holds them.
             payloads = [_pickled(ForkingPickler, content) for _ in range(server.num_ranks)]
@@ -153,29 +154,20 @@ def _pickled(pickler: Any, content: Any) -> str:
     return base64.b64encode(stream.getbuffer()).decode()
 
 
-def flatten(tensors: NamedTensors, device: torch.device) -> Tensor:
-    """The bytes of tensors one after the other, as SGLang's `flattened_bucket` format has them: uint8 on a device.
+def flatten(tensors: NamedTensors, device: torch.device) -> tuple[Tensor, list[SimpleNamespace]]:
+    """The bytes of tensors of one type one after the other, uint8 on a device, and where each lies in them.
 
-    Args:
-        tensors: Of one type, so that each begins where its type may.
-        device: Where to.
+    This is SGLang's `flattened_bucket` format; it reads the namespaces like its own class.
     """
     flat = torch.empty(sum(tensor.nbytes for _, tensor in tensors), dtype=torch.uint8, device=device)
-    start = 0
-    for _, tensor in tensors:
-        flat[start : start + tensor.nbytes].copy_(tensor.contiguous().reshape(-1).view(torch.uint8))
-        start += tensor.nbytes
-    return flat
-
-
-def layout(tensors: NamedTensors) -> list[SimpleNamespace]:
-    """Where each tensor lies in what `flatten` returns; namespaces, which the server reads like its own class."""
     described, start = [], 0
     for name, tensor in tensors:
-        place = {"start_idx": start, "end_idx": start + tensor.nbytes, "numel": tensor.nbytes}
+        end = start + tensor.nbytes
+        flat[start:end].copy_(tensor.contiguous().reshape(-1).view(torch.uint8))
+        place = {"start_idx": start, "end_idx": end, "numel": tensor.nbytes}
         described.append(SimpleNamespace(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, **place))
-        start += tensor.nbytes
-    return described
+        start = end
+    return flat, described
 
 
 # -- through a process group ------------------------------------------------------------------------------------------
@@ -199,7 +191,7 @@ class DistributedTransport(Transport):
 
     def send(self, server: ServedWeights, tensors: NamedTensors) -> None:
         group = self._groups[server.client.url]
-        sent = group.broadcast(flatten(tensors, group.device))
+        sent = group.broadcast(flatten(tensors, group.device)[0])
         server.client.post(
             "/update_weights_from_distributed",
             names=[name for name, _ in tensors],
@@ -217,9 +209,8 @@ class DistributedTransport(Transport):
             group.close()
 
     def close(self) -> None:
-        for group in self._groups.values():
-            group.close()
-        self._groups.clear()
+        while self._groups:
+            self._groups.popitem()[1].close()
 
 
 class WeightsGroup:
@@ -331,7 +322,7 @@ class DiskTransport(Transport):
             raise WeightSyncError(f"'{model_folder}' has no config.json; pass the folder of the model that is trained")
         self._root, self._model_folder = root, model_folder
         self._folders: dict[torch.dtype, WeightsFolder] = {}
-        self._reading: dict[str, SGLangClient] = {}
+        self._reading: set[SGLangClient] = set()
         """Servers that did not say that they have read the files."""
 
     def begin_sync(self) -> None:
@@ -344,20 +335,19 @@ class DiskTransport(Transport):
     def load(self, server: ServedWeights, version: int) -> None:
         folder = self._folder(server)
         path = folder.finish(version)
-        self._reading[server.client.url] = server.client
+        self._reading.add(server.client)
         try:
             server.client.post("/update_weights_from_disk", model_path=str(path.resolve()), flush_cache=False)
-        except ServerUnreachableError:
+        except ServerError as error:
+            if not isinstance(error, ServerUnreachableError):
+                self._reading.discard(server.client)
             raise
-        except ServerError:
-            del self._reading[server.client.url]
-            raise
-        del self._reading[server.client.url]
+        self._reading.discard(server.client)
         folder.prune()
 
     def close(self) -> None:
         """Removes all weights, unless a server that is still there may be reading them."""
-        for client in self._reading.values():
+        for client in self._reading:
             with contextlib.suppress(ServerError):
                 client.model_info(timeout_s=5.0)
                 return
@@ -370,12 +360,7 @@ class DiskTransport(Transport):
 
 
 class WeightsFolder:
-    """Writes one model folder per version below `root`, whole or not at all, a file for each bucket.
-
-    Args:
-        root: Made if needed; everything below it belongs to this object.
-        model_folder: Where `config.json` is copied from.
-    """
+    """Writes one model folder per version below `root`, whole or not at all, a file for each bucket."""
 
     def __init__(self, root: Path, *, model_folder: Path) -> None:
         self._root, self._partial, self._model_folder = root, root / _PARTIAL, model_folder
@@ -407,13 +392,11 @@ class WeightsFolder:
         for name in _KEPT:
             if (self._model_folder / name).is_file():
                 shutil.copyfile(self._model_folder / name, self._partial / name)
-                index = {"metadata": {"total_size": self._num_bytes}, "weight_map": self._files}
-        text = json.dumps(index, indent=2) + "\n"
-        (self._partial / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-        folder = self._root / f"{version:06d}"
-        put_in_place(self._partial, folder)
-        self._finished = folder
-        return folder
+        index = {"metadata": {"total_size": self._num_bytes}, "weight_map": self._files}
+        (self._partial / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        self._finished = self._root / f"{version:06d}"
+        put_in_place(self._partial, self._finished)
+        return self._finished
 
     def prune(self) -> None:
         """Removes every version but the newest; call it when a version is loaded."""
