@@ -66,7 +66,8 @@ def save_checkpoint(folder: Path, learner: Learner, state: dict[str, Any], *, it
     }
     text = json.dumps({**state, "learner": scalars})
     try:
-        on_main(lambda: (partial.parent.mkdir(parents=True, exist_ok=True), remove(partial)))
+        on_main(lambda: folder.mkdir(parents=True, exist_ok=True))
+        on_main(lambda: remove(partial))
         dcp.save(tensors, checkpoint_id=str(partial))
         on_main(lambda: (partial / _STATE).write_text(text, encoding="utf-8"))
         _write_manifest(partial)
