@@ -49,7 +49,7 @@ PATH = (
     "learner.gae:gae_advantages",
     "learner.gae:_gae",
     "learner.gae:_reverse_scan",
-    "learner.gae:_placed",
+    "learner.gae:_following",
     "learner.whitening:whiten",
     "learner.learner:Learner._update",
     "learner.learner:Learner._policy_backward",
