@@ -176,8 +176,11 @@ class ServerWeights:
             self.client.post("/begin_weight_update")
         except ServerUnreachableError:
             raise
-        except ServerError:  # somebody else may have left a session open
-            self._end_session()
+        except ServerError as refusal:  # somebody else may have left a session open
+            try:
+                self.client.post("/end_weight_update")
+            except ServerError:
+                raise refusal from None
             self.client.post("/begin_weight_update")
 
     def _mark_incomplete(self) -> str:
