@@ -10,6 +10,9 @@ from rank_jobs import (
     NO_CRITIC,
     MeanBaseline,
     PlainGradient,
+    assert_continues,
+    assert_same_run,
+    assert_same_weights,
     everything_on_two_ranks,
     imitate,
     load_then_train,
@@ -40,20 +43,6 @@ def two_ranks(saved_on_one, folders):
 @pytest.fixture(scope="module")
 def alone(one_rank):
     return train_twice(EVERYTHING)
-
-
-def assert_same_run(got, want, *, rel):
-    for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
-        assert ours.keys() == theirs.keys()
-        assert ours == pytest.approx(theirs, rel=rel, abs=rel, nan_ok=True)
-    assert_same_weights(got, want, rel=rel)
-
-
-def assert_same_weights(got, want, *, rel):
-    for module in ("actor", "critic"):
-        for name, weight in want[module].items():
-            difference = (got[module][name] - weight).abs().max() / weight.abs().max()
-            assert difference <= rel, f"{module} {name} differs by {difference:.2e}"
 
 
 def test_the_settings_of_these_tests_use_every_term(alone):
@@ -177,15 +166,3 @@ def test_a_checkpoint_of_one_rank_goes_on_unchanged_on_two(saved_on_one, two_ran
 def test_a_checkpoint_of_two_ranks_goes_on_unchanged_on_one(one_rank, two_ranks, folders):
     loaded = load_then_train(str(folders["two"] / "000001"), EVERYTHING)
     assert_continues(loaded, two_ranks[0]["saved"], rel=1e-9)
-
-
-def assert_continues(loaded, saved, *, rel):
-    assert loaded["state"]["note"] == "kept"
-    assert loaded["loaded"]["beta"] == saved["saved"]["beta"]
-    assert loaded["loaded"]["updates"] == saved["saved"]["updates"] == (6, 6)
-    for part in ("actor", "critic", "reference", "adam"):
-        assert loaded["loaded"][part].keys() == saved["saved"][part].keys()
-        for name, tensor in saved["saved"][part].items():
-            assert torch.equal(loaded["loaded"][part][name], tensor), f"{part} {name}"
-    assert loaded["metrics"] == pytest.approx(saved["metrics"], rel=rel, abs=rel, nan_ok=True)
-    assert_same_weights(loaded, saved, rel=rel)
