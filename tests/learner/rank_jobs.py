@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from tiny_learner import CPU, EVERYTHING, VOCAB, make_config, make_learner, make_lm, make_samples, weights_of
@@ -12,14 +13,15 @@ from tiny_learner import CPU, EVERYTHING, VOCAB, make_config, make_learner, make
 from envgym.learner import model
 from envgym.learner.batch import exchange_samples, plan_microbatches
 from envgym.learner.checkpoint import load_checkpoint, save_checkpoint
-from envgym.learner.distributed import shard
+from envgym.learner.distributed import full_tensor, shard
 from envgym.learner.metrics import all_reduce_sum
 from envgym.learner.model import Actor
 from envgym.weights import weight_buckets
 
+UNEVEN = "all but one on the second"
 SPLITS = {
     "even": lambda index: index % 2,
-    "all but one on the second": lambda index: int(index != 2),
+    UNEVEN: lambda index: int(index != 2),
     "everything on the first": lambda index: 0,
 }
 """Rank that collected a sample, on two ranks."""
@@ -67,6 +69,27 @@ class PlainGradient:
         return loss, {"negative_logprob_sum": -(inputs.logprobs * inputs.loss_mask).sum()}
 
 
+SMALL = {**EVERYTHING, "update": {**EVERYTHING["update"], "max_microbatch_tokens": 25}}
+MINIBATCH = {**EVERYTHING["estimator"], "whiten": "minibatch", "recompute_each_epoch": True}
+RUNS: dict[str, dict[str, Any]] = {
+    "even": {"sections": EVERYTHING},
+    "uneven": {"sections": EVERYTHING, "split": UNEVEN},
+    "one rank collected all": {"sections": EVERYTHING, "split": "everything on the first"},
+    "an empty share": {"sections": EVERYTHING, "count": 4},
+    "tiny micro-batches": {"sections": SMALL, "split": UNEVEN},
+    "whitened minibatches": {"sections": {**EVERYTHING, "estimator": MINIBATCH}},
+    "own loss and estimator": {
+        "sections": NO_CRITIC,
+        "split": UNEVEN,
+        "loss": PlainGradient(),
+        "estimator": MeanBaseline(),
+    },
+    "float32": {"sections": FLOAT32, "seeds": (5,)},
+    "early stop": {"sections": EARLY_STOP, "split": UNEVEN},
+}
+"""Arguments of `train_twice`; the split means nothing to one rank alone."""
+
+
 def train_twice(
     sections: dict[str, Any], split: str = "even", count: int = 7, seeds: tuple[int, ...] = (5, 6), **seams: Any
 ) -> dict[str, Any]:
@@ -109,13 +132,8 @@ def skip_a_bad_update() -> dict[str, Any]:
     first = next(iter(learner.actor.parameters()))
     if dist.get_rank() == 0:
         first.grad.to_local()[0, 0] = float("nan")
-    norm = learner.actor_optimizer.step()
-    return {
-        "norm": norm,
-        "before": before,
-        "after": weights_of(learner.actor),
-        "updates": learner.actor_optimizer.num_updates,
-    }
+    norm, updates = learner.actor_optimizer.step(), learner.actor_optimizer.num_updates
+    return {"norm": norm, "before": before, "after": weights_of(learner.actor), "updates": updates}
 
 
 def exchange() -> dict[str, Any]:
@@ -149,13 +167,9 @@ def save_then_train(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     learner.train_on(share(make_samples(), "even"), seed=5)
     save_checkpoint(Path(folder), learner, {"note": "kept"}, iteration=1, keep=2)
     saved = snapshot(learner)
-    metrics = learner.train_on(share(make_samples(), "even"), seed=6)
-    return {
-        "saved": saved,
-        "metrics": metrics,
-        "actor": weights_of(learner.actor),
-        "critic": weights_of(learner.critic),
-    }
+    metrics = [learner.train_on(share(make_samples(), "even"), seed=6)]
+    after = {"actor": weights_of(learner.actor), "critic": weights_of(learner.critic)}
+    return {"saved": saved, "metrics": metrics, **after}
 
 
 def load_then_train(path: str, sections: dict[str, Any]) -> dict[str, Any]:
@@ -164,20 +178,13 @@ def load_then_train(path: str, sections: dict[str, Any]) -> dict[str, Any]:
     learner = make_learner(config, make_lm(getattr(torch, config.dtype), seed=99))
     state = load_checkpoint(Path(path), learner)
     loaded = snapshot(learner)
-    metrics = learner.train_on(share(make_samples(), "even"), seed=6)
-    return {
-        "state": state,
-        "loaded": loaded,
-        "metrics": metrics,
-        "actor": weights_of(learner.actor),
-        "critic": weights_of(learner.critic),
-    }
+    metrics = [learner.train_on(share(make_samples(), "even"), seed=6)]
+    after = {"actor": weights_of(learner.actor), "critic": weights_of(learner.critic)}
+    return {"state": state, "loaded": loaded, "metrics": metrics, **after}
 
 
 def snapshot(learner: Any) -> dict[str, Any]:
     """Everything a checkpoint must bring back."""
-    from envgym.learner.distributed import full_tensor
-
     adam = {}
     for name, optimizer in (("actor", learner.actor_optimizer), ("critic", learner.critic_optimizer)):
         for place, parameter in enumerate(optimizer.module.parameters()):
@@ -193,30 +200,40 @@ def snapshot(learner: Any) -> dict[str, Any]:
     }
 
 
+def assert_same_run(got: dict[str, Any], want: dict[str, Any], *, rel: float) -> None:
+    for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert ours == pytest.approx(theirs, rel=rel, abs=rel, nan_ok=True)
+    assert_same_weights(got, want, rel=rel)
+
+
+def assert_same_weights(got: dict[str, Any], want: dict[str, Any], *, rel: float) -> None:
+    for module in want.keys() & {"actor", "critic"}:
+        for name, weight in want[module].items():
+            difference = (got[module][name] - weight).abs().max() / weight.abs().max()
+            assert difference <= rel, f"{module} {name} differs by {difference:.2e}"
+
+
+def assert_continues(loaded: dict[str, Any], saved: dict[str, Any], *, rel: float) -> None:
+    assert loaded["state"]["note"] == "kept" and loaded["state"]["learner"]["iteration"] == 1
+    assert loaded["loaded"]["beta"] == saved["saved"]["beta"] != 0.05
+    assert loaded["loaded"]["updates"] == saved["saved"]["updates"] == (6, 6)
+    for part in ("actor", "critic", "reference", "adam"):
+        assert loaded["loaded"][part].keys() == saved["saved"][part].keys() != set()
+        for name, tensor in saved["saved"][part].items():
+            assert torch.equal(loaded["loaded"][part][name], tensor), f"{part} {name}"
+    assert_same_run(loaded, saved, rel=rel)
+
+
 def everything_on_two_ranks(folder: str, checkpoint_of_one: str) -> dict[str, Any]:
     """All two-rank jobs in one world, since starting processes is what takes long."""
-    small = {**EVERYTHING, "update": {**EVERYTHING["update"], "max_microbatch_tokens": 25}}
-    minibatch = {
-        **EVERYTHING,
-        "estimator": {**EVERYTHING["estimator"], "whiten": "minibatch", "recompute_each_epoch": True},
-    }
     return {
-        "float64": train_twice(EVERYTHING),
-        "float64 uneven": train_twice(EVERYTHING, "all but one on the second"),
-        "float64 one rank collected all": train_twice(EVERYTHING, "everything on the first"),
-        "float64 an empty share": train_twice(EVERYTHING, count=4),
-        "float64 tiny micro-batches": train_twice(small, "all but one on the second"),
-        "float64 tiny chunks": train_with_tiny_chunks(),
-        "float64 whitened minibatches": train_twice(minibatch),
-        "float64 own loss and estimator": train_twice(
-            NO_CRITIC, "all but one on the second", loss=PlainGradient(), estimator=MeanBaseline()
-        ),
-        "float32": train_twice(FLOAT32, seeds=(5,)),
-        "imitation": imitate("all but one on the second"),
+        **{name: train_twice(**arguments) for name, arguments in RUNS.items()},
+        "tiny chunks": train_with_tiny_chunks(),
+        "imitation": imitate(UNEVEN),
         "bad update": skip_a_bad_update(),
         "exchange": exchange(),
         "buckets": buckets(),
         "saved": save_then_train(folder, EVERYTHING),
         "loaded from one": load_then_train(checkpoint_of_one, EVERYTHING),
-        "early stop": train_twice(EARLY_STOP, "all but one on the second"),
     }

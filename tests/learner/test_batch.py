@@ -67,10 +67,6 @@ def test_a_context_that_is_full_to_the_last_token_needs_no_final_observation():
     assert sample.token_ids.tolist() == [1, 2, 3, 4, 5, 6] and sample.turn_steps[5] == 1
 
 
-def test_a_terminated_trajectory_needs_no_final_tokens():
-    assert make_sample(dataclasses.replace(ENDED, final_observation_ids=()), 0).length == 6
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

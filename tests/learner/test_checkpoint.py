@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from rank_jobs import load_then_train, save_then_train, snapshot
+from rank_jobs import assert_continues, load_then_train, save_then_train, snapshot
 from tiny_learner import EVERYTHING, make_config, make_learner, make_samples
 
 from envgym.errors import CheckpointError
@@ -21,16 +21,7 @@ def test_a_restored_learner_goes_on_exactly_as_the_saved_one(tmp_path, dtype):
     sections = {**EVERYTHING, "dtype": dtype}
     saved = save_then_train(str(tmp_path), sections)
     loaded = load_then_train(str(latest_checkpoint(tmp_path)), sections)
-    assert loaded["state"]["note"] == "kept"
-    assert loaded["state"]["learner"]["iteration"] == 1
-    assert loaded["loaded"]["beta"] == saved["saved"]["beta"] != 0.05
-    assert loaded["loaded"]["updates"] == saved["saved"]["updates"] == (6, 6)
-    for part in ("actor", "critic", "reference", "adam"):
-        assert loaded["loaded"][part].keys() == saved["saved"][part].keys() != set()
-        assert all(torch.equal(tensor, loaded["loaded"][part][name]) for name, tensor in saved["saved"][part].items())
-    assert loaded["metrics"] == pytest.approx(saved["metrics"], rel=0, abs=0, nan_ok=True)
-    assert all(torch.equal(tensor, loaded["actor"][name]) for name, tensor in saved["actor"].items())
-    assert all(torch.equal(tensor, loaded["critic"][name]) for name, tensor in saved["critic"].items())
+    assert_continues(loaded, saved, rel=0)
 
 
 def test_a_schedule_goes_on_where_it_was(tmp_path):
@@ -71,6 +62,8 @@ def test_a_checkpoint_before_the_first_update_can_be_loaded(tmp_path):
 
 def test_only_the_newest_are_kept(tmp_path):
     learner = make_learner(make_config())
+    with pytest.raises(CheckpointError, match="holds no checkpoint to resume from"):
+        latest_checkpoint(tmp_path)
     for iteration in (1, 2, 3, 10):
         path = save_checkpoint(tmp_path, learner, {}, iteration=iteration, keep=2)
         assert path.name == f"{iteration:06d}"
@@ -97,37 +90,6 @@ def test_a_partial_folder_is_ignored_and_cleared_by_the_next_save(tmp_path):
     assert latest_checkpoint(tmp_path).name == "000002"
 
 
-def test_no_checkpoint_is_an_error(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no checkpoint to resume from"):
-        latest_checkpoint(tmp_path)
-
-
-def damage_state(path):
-    (path / "state.json").write_text('{"learner": ')
-
-
-def damage_metadata(path):
-    (path / ".metadata").write_bytes(b"rubbish")
-
-
-def damage_tensors(path):
-    next(path.glob("*.distcp")).write_bytes(b"")
-
-
-def lose_tensors(path):
-    next(path.glob("*.distcp")).unlink()
-
-
-@pytest.mark.parametrize("damage", [damage_state, damage_metadata, damage_tensors, lose_tensors])
-def test_a_damaged_checkpoint_is_one_clear_sentence(tmp_path, damage):
-    learner = make_learner(make_config())
-    path = save_checkpoint(tmp_path, learner, {}, iteration=1, keep=1)
-    damage(path)
-    with pytest.raises(CheckpointError, match=r"checkpoint '.*000001' cannot be loaded \(.+\)") as caught:
-        load_checkpoint(path, learner)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_checkpoint_of_another_model_is_an_error(tmp_path):
     from transformers import Qwen3ForCausalLM
 
@@ -135,5 +97,6 @@ def test_a_checkpoint_of_another_model_is_an_error(tmp_path):
     config = make_learner(make_config()).actor.lm.config
     config.intermediate_size = 48
     other = make_learner(make_config(), Qwen3ForCausalLM(config).double())
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
+    with pytest.raises(CheckpointError, match=r"'.*000001' cannot be loaded \(.+\); there is no other") as one:
         load_checkpoint(path, other)
+    assert "\n" not in str(one.value)

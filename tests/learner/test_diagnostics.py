@@ -10,11 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envgym.learner.diagnostics import (
-    explained_variance,
-    explained_variance_from_stats,
-    explained_variance_stats,
-)
+from envgym.learner.diagnostics import explained_variance, explained_variance_from_stats, explained_variance_stats
 
 F64 = torch.float64
 

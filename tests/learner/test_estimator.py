@@ -121,8 +121,7 @@ def test_a_loss_of_ones_own_is_run_logged_and_exact_under_micro_batches():
     assert whole["policy/ratio_max"] > 1.0 and whole["policy/kl_proximal"] > 0  # the learner's own, whatever the loss
     for metrics, others in runs.values():
         assert metrics == pytest.approx(whole, rel=1e-9, abs=1e-12)
-        for name, weight in weights.items():
-            torch.testing.assert_close(others[name], weight, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(others, weights, rtol=1e-9, atol=1e-10)
 
 
 def test_aggregate_of_the_inputs_applies_the_importance_weights():

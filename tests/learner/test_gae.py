@@ -149,14 +149,6 @@ def test_lambda_one_is_the_monte_carlo_return_minus_the_value():
     close(gae_advantages(**b, discount=0.9, lam=1.0), returns - b["values"])
 
 
-def test_undiscounted_terminal_reward_collapses_to_reward_minus_value():
-    b = random_batch(3, density=1.0)
-    rewards = torch.zeros_like(b["rewards"])
-    rewards[:, -1] = 7.0
-    b = b | {"rewards": rewards, "bootstrap_value": torch.zeros(4, dtype=F64)}
-    close(gae_advantages(**b, discount=1.0, lam=1.0), 7.0 - b["values"])
-
-
 def test_a_row_without_action_tokens_gives_zeros_and_leaves_the_others_alone():
     b = random_batch(4)
     whole = gae_advantages(**b, discount=0.9, lam=0.8)

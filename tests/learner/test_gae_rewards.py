@@ -15,21 +15,17 @@ MASK = torch.tensor([[0, 1, 1, 0, 1, 0, 1, 1, 0]], dtype=torch.bool)
 IDS = torch.tensor([[-1, 0, 0, 9, 1, 9, 2, 2, 9]])
 
 
-def test_each_reward_sits_on_the_last_action_token_of_its_turn():
-    got = place_rewards(torch.tensor([[1.0, 2.0, 4.0]]), IDS, MASK)
-    assert got.tolist() == [[0, 0, 1, 0, 2, 0, 0, 4, 0]]
-
-
-def test_a_turn_without_action_tokens_gives_its_reward_to_the_token_before_it():
-    mask, ids = torch.tensor([[1, 1, 0, 1]], dtype=torch.bool), torch.tensor([[0, 0, 1, 3]])
-    got = place_rewards(torch.tensor([[1.0, 2.0, 4.0, 8.0, 16.0]]), ids, mask)
-    assert got.tolist() == [[0, 1 + 2 + 4, 0, 8 + 16]]
-
-
-def test_a_leading_turn_without_action_tokens_gives_its_reward_to_the_first_token_after():
-    mask, ids = torch.tensor([[0, 1, 1]], dtype=torch.bool), torch.tensor([[0, 2, 2]])
-    got = place_rewards(torch.tensor([[1.0, 2.0, 4.0]]), ids, mask)
-    assert got.tolist() == [[0, 1 + 2, 4]]
+@pytest.mark.parametrize(
+    ("rewards", "ids", "mask", "expected"),
+    [
+        ([1.0, 2.0, 4.0], IDS[0].tolist(), MASK[0].tolist(), [0, 0, 1, 0, 2, 0, 0, 4, 0]),
+        ([1.0, 2.0, 4.0, 8.0, 16.0], [0, 0, 1, 3], [1, 1, 0, 1], [0, 1 + 2 + 4, 0, 8 + 16]),  # to the token before
+        ([1.0, 2.0, 4.0], [0, 2, 2], [0, 1, 1], [0, 1 + 2, 4]),  # no token before: to the first one after
+    ],
+)
+def test_a_reward_sits_on_the_last_action_token_of_its_turn_or_else_on_the_nearest(rewards, ids, mask, expected):
+    got = place_rewards(torch.tensor([rewards]), torch.tensor([ids]), torch.tensor([mask], dtype=torch.bool))
+    assert got.tolist() == [expected]
 
 
 def test_a_reward_without_any_action_token_is_an_error_and_no_reward_is_not():

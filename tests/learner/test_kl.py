@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envgym.learner.kl import AdaptiveKL, kl_estimate
@@ -39,6 +39,7 @@ def test_k1_and_k3_average_to_the_true_divergence():
         assert (policy * kl_estimate(policy.log(), reference.log(), kind)).sum().item() == pytest.approx(true)
 
 
+@settings(deadline=None)
 @given(a=st.floats(-30, 0), b=st.floats(-30, 0))
 def test_any_pair_matches_the_definition(a, b):
     k1 = min(max(a - b, -20.0), 20.0)
@@ -103,6 +104,7 @@ def test_beta_survives_a_checkpoint_and_the_new_config_keeps_its_target():
     assert (second.beta, second.target, second.horizon) == (first.beta, 0.2, 128)
 
 
+@settings(deadline=None)
 @given(kls=st.lists(st.floats(-1e6, 1e6), max_size=30), n=st.floats(0.1, 499))
 def test_beta_stays_positive(kls, n):
     controller = AdaptiveKL(0.5, target=0.1, horizon=100)

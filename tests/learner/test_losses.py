@@ -163,11 +163,7 @@ def test_value_metrics_are_sums_over_valid_tokens():
     mask = torch.tensor([[1, 1, 1, 0]], dtype=torch.bool)
     _, metrics = value_loss(values, old, targets, mask, clip=0.2, aggregation="token-mean")
     assert {name: value.item() for name, value in metrics.items()} == pytest.approx(
-        {
-            "squared_error_sum": 4 + 4 + 0.25,
-            "value_clip_sum": 1,
-            "num_tokens": 3,
-        }
+        {"squared_error_sum": 4 + 4 + 0.25, "value_clip_sum": 1, "num_tokens": 3}
     )
 
 

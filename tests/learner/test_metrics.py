@@ -117,13 +117,6 @@ def counts(tokens, *, squared_error, entropy):
 
 def test_the_metrics_of_an_iteration_have_no_gaps():
     metrics = make_learner(make_config()).train_on(make_samples(), seed=0)
-    for name in (
-        "policy/loss",
-        "policy/entropy",
-        "policy/kl_proximal",
-        "policy/grad_norm",
-        "critic/loss",
-        "critic/rmse",
-    ):
-        assert name in metrics
+    named = ("policy/loss", "policy/entropy", "policy/kl_proximal", "policy/grad_norm", "critic/loss", "critic/rmse")
+    assert metrics.keys() >= set(named)
     assert all(isinstance(value, float) for value in metrics.values())

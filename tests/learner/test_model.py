@@ -65,15 +65,15 @@ def test_a_support_raises_the_probability_of_what_it_keeps():
 
 
 @pytest.mark.parametrize("supports", [None, SUPPORTS], ids=["whole vocabulary", "supports"])
-@pytest.mark.parametrize("tokens_per_chunk", [1, 2])
-def test_chunks_change_neither_scores_nor_gradients(monkeypatch, supports, tokens_per_chunk):
+@pytest.mark.parametrize("elements", [1, VOCAB, 2 * VOCAB])  # the first is less than one row of logits
+def test_chunks_change_neither_scores_nor_gradients(monkeypatch, supports, elements):
     whole = score(supports=supports)
-    monkeypatch.setattr(model, "HEAD_CHUNK_ELEMENTS", tokens_per_chunk * VOCAB)
+    monkeypatch.setattr(model, "HEAD_CHUNK_ELEMENTS", elements)
     calls = []
     original = model._score
     monkeypatch.setattr(model, "_score", lambda *args: (calls.append(len(args[1])), original(*args))[1])
     chunked = score(supports=supports)
-    assert max(calls) == tokens_per_chunk and len(calls) >= 3
+    assert max(calls) == max(elements // VOCAB, 1) and len(calls) >= 3
     torch.testing.assert_close(chunked[0], whole[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(chunked[1], whole[1], rtol=0, atol=1e-12)
     for name, gradient in whole[2].items():
@@ -115,12 +115,6 @@ def test_no_logits_outlive_their_chunk_and_none_is_longer(monkeypatch, supports)
     assert rows == len(ROWS) and kept > 0  # in one piece: what the backward pass needs is held, so this test can fail
     monkeypatch.setattr(model, "HEAD_CHUNK_ELEMENTS", 2 * VOCAB)
     assert watched() == (2, 0)
-
-
-def test_a_chunk_smaller_than_one_row_of_logits_still_scores(monkeypatch):
-    whole = score()
-    monkeypatch.setattr(model, "HEAD_CHUNK_ELEMENTS", 1)
-    torch.testing.assert_close(score()[0], whole[0], rtol=0, atol=1e-12)
 
 
 def test_without_entropy_the_logprobs_are_the_same_and_the_entropies_zero():

@@ -1,15 +1,15 @@
 """The number of ranks, the split of the samples and the size of micro-batches change nothing."""
 
+import functools
 import math
 
 import pytest
 import torch
 from rank_jobs import (
-    EARLY_STOP,
-    FLOAT32,
-    NO_CRITIC,
-    MeanBaseline,
-    PlainGradient,
+    RUNS,
+    assert_continues,
+    assert_same_run,
+    assert_same_weights,
     everything_on_two_ranks,
     imitate,
     load_then_train,
@@ -39,98 +39,66 @@ def two_ranks(saved_on_one, folders):
 
 @pytest.fixture(scope="module")
 def alone(one_rank):
-    return train_twice(EVERYTHING)
-
-
-def assert_same_run(got, want, *, rel):
-    for ours, theirs in zip(got["metrics"], want["metrics"], strict=True):
-        assert ours.keys() == theirs.keys()
-        assert ours == pytest.approx(theirs, rel=rel, abs=rel, nan_ok=True)
-    assert_same_weights(got, want, rel=rel)
-
-
-def assert_same_weights(got, want, *, rel):
-    for module in ("actor", "critic"):
-        for name, weight in want[module].items():
-            difference = (got[module][name] - weight).abs().max() / weight.abs().max()
-            assert difference <= rel, f"{module} {name} differs by {difference:.2e}"
+    """A run of one rank, by its name."""
+    return functools.cache(lambda name: train_twice(**RUNS[name]))
 
 
 def test_the_settings_of_these_tests_use_every_term(alone):
-    first, second = alone["metrics"]
+    first, second = alone("even")["metrics"]
     assert first["policy/dual_clip_fraction"] > 0 or second["policy/dual_clip_fraction"] > 0
     assert second["policy/clip_fraction"] > 0
     assert second["critic/clip_fraction"] > 0
     assert second["policy/kl_reference"] > 0
     assert second["policy/kl_beta"] != first["policy/kl_beta"]
     assert first["mismatch/max_ratio"] > 2
+    stops = alone("early stop")["metrics"]
+    assert any(metrics["policy/early_stop"] == 1.0 for metrics in stops)
+    assert any(1 < metrics["policy/updates"] < 12 for metrics in stops)
 
 
-@pytest.mark.parametrize("split", ["float64", "float64 uneven", "float64 one rank collected all"])
-def test_two_ranks_make_the_updates_of_one_however_the_samples_were_collected(alone, two_ranks, split):
+@pytest.mark.parametrize(
+    ("run", "same"),
+    [
+        ("even", "even"),
+        ("uneven", "even"),
+        ("one rank collected all", "even"),
+        # Four samples in three minibatches: two of them hold a single sample, for one of the two ranks.
+        ("an empty share", "an empty share"),
+        ("tiny micro-batches", "even"),
+        ("tiny chunks", "even"),
+        ("whitened minibatches", "whitened minibatches"),
+        ("own loss and estimator", "own loss and estimator"),
+        ("early stop", "early stop"),
+    ],
+)
+def test_two_ranks_make_the_updates_of_one(alone, two_ranks, run, same):
     for rank in two_ranks:
-        assert_same_run(rank[split], alone, rel=1e-9)
+        assert_same_run(rank[run], alone(same), rel=1e-9)
 
 
-def test_a_rank_without_a_sample_in_a_minibatch_changes_nothing(one_rank, two_ranks):
-    # Four samples in three minibatches: two of them hold a single sample, for one of the two ranks.
-    alone = train_twice(EVERYTHING, count=4)
-    for rank in two_ranks:
-        assert_same_run(rank["float64 an empty share"], alone, rel=1e-9)
+def test_scoring_in_chunks_changes_nothing(alone):
+    assert_same_run(train_with_tiny_chunks(), alone("even"), rel=1e-9)
 
 
-def test_two_ranks_with_micro_batches_of_one_row_change_nothing(alone, two_ranks):
-    for rank in two_ranks:
-        assert_same_run(rank["float64 tiny micro-batches"], alone, rel=1e-9)
-
-
-def test_scoring_in_chunks_changes_nothing_on_one_rank_or_two(alone, two_ranks):
-    assert_same_run(train_with_tiny_chunks(), alone, rel=1e-9)
-    for rank in two_ranks:
-        assert_same_run(rank["float64 tiny chunks"], alone, rel=1e-9)
-
-
-def test_minibatch_whitening_and_recomputed_values_agree_on_two_ranks(one_rank, two_ranks):
-    estimator = {**EVERYTHING["estimator"], "whiten": "minibatch", "recompute_each_epoch": True}
-    alone = train_twice({**EVERYTHING, "estimator": estimator})
-    for rank in two_ranks:
-        assert_same_run(rank["float64 whitened minibatches"], alone, rel=1e-9)
-
-
-def test_a_loss_and_an_estimator_of_ones_own_agree_on_two_ranks(one_rank, two_ranks):
-    alone = train_twice(NO_CRITIC, loss=PlainGradient(), estimator=MeanBaseline())
-    for rank in two_ranks:
-        assert_same_run(rank["float64 own loss and estimator"], alone, rel=1e-9)
-
-
-def test_two_ranks_agree_with_one_in_float32(one_rank, two_ranks):
-    alone = train_twice(FLOAT32, seeds=(5,))
+def test_two_ranks_agree_with_one_in_float32(alone, two_ranks):
+    [want] = alone("float32")["metrics"]
     for rank in two_ranks:
         for key in ("policy/loss", "critic/loss", "policy/grad_norm", "critic/grad_norm", "policy/entropy"):
-            assert rank["float32"]["metrics"][0][key] == pytest.approx(alone["metrics"][0][key], rel=1e-5), key
-        assert_same_weights(rank["float32"], alone, rel=1e-5)
-
-
-def test_both_ranks_stop_at_the_update_at_which_one_rank_alone_stops(one_rank, two_ranks):
-    alone = train_twice(EARLY_STOP)
-    assert any(metrics["policy/early_stop"] == 1.0 for metrics in alone["metrics"])
-    assert any(1 < metrics["policy/updates"] < 12 for metrics in alone["metrics"])
-    for rank in two_ranks:
-        assert_same_run(rank["early stop"], alone, rel=1e-9)
+            assert rank["float32"]["metrics"][0][key] == pytest.approx(want[key], rel=1e-5), key
+        assert_same_weights(rank["float32"], alone("float32"), rel=1e-5)
 
 
 def test_both_ranks_report_the_same_metrics_and_weights(two_ranks):
     first, second = two_ranks
-    assert first["float64"]["metrics"] == second["float64"]["metrics"]
-    assert all(torch.equal(w, second["float64"]["actor"][name]) for name, w in first["float64"]["actor"].items())
+    assert first["even"]["metrics"] == second["even"]["metrics"]
+    assert all(torch.equal(w, second["even"]["actor"][name]) for name, w in first["even"]["actor"].items())
 
 
 def test_imitation_on_two_ranks_has_the_losses_and_weights_of_one(one_rank, two_ranks):
     alone = imitate()
     for rank in two_ranks:
         assert rank["imitation"]["losses"] == pytest.approx(alone["losses"], rel=1e-9)
-        for name, weight in alone["actor"].items():
-            torch.testing.assert_close(rank["imitation"]["actor"][name], weight, rtol=1e-9, atol=1e-10)
+        assert_same_weights(rank["imitation"], alone, rel=1e-9)
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_both(two_ranks):
@@ -177,15 +145,3 @@ def test_a_checkpoint_of_one_rank_goes_on_unchanged_on_two(saved_on_one, two_ran
 def test_a_checkpoint_of_two_ranks_goes_on_unchanged_on_one(one_rank, two_ranks, folders):
     loaded = load_then_train(str(folders["two"] / "000001"), EVERYTHING)
     assert_continues(loaded, two_ranks[0]["saved"], rel=1e-9)
-
-
-def assert_continues(loaded, saved, *, rel):
-    assert loaded["state"]["note"] == "kept"
-    assert loaded["loaded"]["beta"] == saved["saved"]["beta"]
-    assert loaded["loaded"]["updates"] == saved["saved"]["updates"] == (6, 6)
-    for part in ("actor", "critic", "reference", "adam"):
-        assert loaded["loaded"][part].keys() == saved["saved"][part].keys()
-        for name, tensor in saved["saved"][part].items():
-            assert torch.equal(loaded["loaded"][part][name], tensor), f"{part} {name}"
-    assert loaded["metrics"] == pytest.approx(saved["metrics"], rel=rel, abs=rel, nan_ok=True)
-    assert_same_weights(loaded, saved, rel=rel)

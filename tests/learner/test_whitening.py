@@ -17,21 +17,22 @@ from envgym.learner.whitening import whiten
 F64 = torch.float64
 
 
-def test_two_opposite_tokens_become_plus_and_minus_one():
-    x = torch.tensor([[3.0, 100.0, 5.0]], dtype=F64)
-    got = whiten(x, torch.tensor([[True, False, True]]))
-    torch.testing.assert_close(got, torch.tensor([[-1.0, 0.0, 1.0]], dtype=F64))
+SPREAD = math.sqrt(1.5)  # of three tokens one apart: mean 2, variance 2/3, which is over n
 
 
-def test_the_variance_is_over_n():
-    x = torch.tensor([[1.0, 2.0, 3.0]], dtype=F64)  # mean 2, variance 2/3
-    got = whiten(x, torch.ones(1, 3, dtype=torch.bool))
-    torch.testing.assert_close(got, torch.tensor([[-math.sqrt(1.5), 0.0, math.sqrt(1.5)]], dtype=F64))
-
-
-def test_eps_is_added_to_the_standard_deviation():
-    got = whiten(torch.tensor([[-1.0, 1.0]], dtype=F64), torch.ones(1, 2, dtype=torch.bool), eps=1.0)
-    assert got.tolist() == [[-0.5, 0.5]]
+@pytest.mark.parametrize(
+    ("x", "mask", "eps", "expected"),
+    [
+        ([3.0, 100.0, 5.0], [True, False, True], 1e-8, [-1.0, 0.0, 1.0]),
+        ([1.0, 2.0, 3.0], [True] * 3, 1e-8, [-SPREAD, 0.0, SPREAD]),
+        # The one-pass form would find a negative or wildly wrong variance here.
+        ([1e8, 1e8 + 1.0, 1e8 + 2.0], [True] * 3, 1e-8, [-SPREAD, 0.0, SPREAD]),
+        ([-1.0, 1.0], [True] * 2, 1.0, [-0.5, 0.5]),  # eps is added to the standard deviation
+    ],
+)
+def test_whitened_tokens_written_out(x, mask, eps, expected):
+    got = whiten(torch.tensor([x], dtype=F64), torch.tensor([mask]), eps=eps)
+    torch.testing.assert_close(got, torch.tensor([expected], dtype=F64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -41,13 +42,6 @@ def test_no_token_one_token_or_no_spread_gives_exact_zeros(value, valid, dtype):
     x = torch.full((1, 7), value, dtype=dtype)
     got = whiten(x, torch.arange(7)[None] < valid)
     assert got.dtype == dtype and torch.equal(got, torch.zeros_like(x))
-
-
-def test_a_large_mean_costs_no_digits():
-    """The one-pass form would find a negative or wildly wrong variance here."""
-    x = torch.tensor([[1e8, 1e8 + 1.0, 1e8 + 2.0]], dtype=F64)
-    got = whiten(x, torch.ones(1, 3, dtype=torch.bool))
-    torch.testing.assert_close(got, torch.tensor([[-math.sqrt(1.5), 0.0, math.sqrt(1.5)]], dtype=F64))
 
 
 @settings(max_examples=40, deadline=None)

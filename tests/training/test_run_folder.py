@@ -19,7 +19,6 @@ from envgym.training.run_folder import (
     SERVERS,
     TRAJECTORIES,
     RunFolder,
-    continuation,
     read_config,
 )
 
@@ -33,15 +32,6 @@ def test_a_run_that_never_reached_a_checkpoint_gives_way(tmp_path):
     folder = RunFolder.create(config)
     assert not (tmp_path / "run" / CHECKPOINTS).exists() and not (tmp_path / "run" / SERVERS).exists()
     folder.close()
-
-
-def test_a_run_with_a_checkpoint_is_kept(tmp_path):
-    config = quickstart(tmp_path / "run")
-    RunFolder.create(config).close()
-    (tmp_path / "run" / CHECKPOINTS / "000000").mkdir(parents=True)
-    with pytest.raises(ValueError, match="already holds a run"):
-        RunFolder.create(config)
-    assert (tmp_path / "run" / CHECKPOINTS / "000000").is_dir()
 
 
 OLD_CONFIG = """{
@@ -175,13 +165,6 @@ def test_a_config_that_finds_no_room_leaves_no_run_behind(tmp_path):
     RunFolder.create(tiny(tmp_path / "run")).close()
 
 
-def test_how_a_run_goes_on_depends_on_its_checkpoints(tmp_path):
-    assert continuation(tmp_path) == f"'{tmp_path}' has no checkpoint yet: the same command starts the run again"
-    (tmp_path / CHECKPOINTS / "000007").mkdir(parents=True)
-    (tmp_path / CHECKPOINTS / "000007" / "state.json").write_text("{}")
-    assert continuation(tmp_path).startswith("continue from iteration 7 with ")
-
-
 @pytest.mark.slow
 def test_a_run_that_met_a_full_disk_ends_where_it_would_have_once_there_is_room(tmp_path):
     """The limit lies between a small record and a model, first for the checkpoint, then for the exported model."""
@@ -190,10 +173,7 @@ def test_a_run_that_met_a_full_disk_ends_where_it_would_have_once_there_is_room(
     config = tiny(tmp_path / "run", **{**sections, "num_iterations": 1})
     train(config, progress=False)
     longer = tiny(tmp_path / "run", **sections)
-    with (
-        files_of_at_most(60_000),
-        pytest.raises(StorageError, match=r"000002' could not be .*000001' before it is"),
-    ):
+    with files_of_at_most(60_000), pytest.raises(StorageError, match=r"000002' could not be .*000001' before it is"):
         train(longer, resume=True, progress=False)
     with files_of_at_most((whole.run_dir / TRAJECTORIES).stat().st_size + 1), pytest.raises(StorageError):
         train(longer, resume=True, progress=False)

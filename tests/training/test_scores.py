@@ -72,6 +72,17 @@ def samples_of(trajectories):
     return [make_sample(trajectory, index) for index, trajectory in enumerate(trajectories)]
 
 
+def scored(learner, samples):
+    batch = collate(samples, dtype=learner.dtype, device=CPU)
+    learner.score(batch)
+    return batch
+
+
+def gap(batch):
+    """The largest difference between the log-probabilities of the learner and of the engine."""
+    return (batch.proximal_logprobs - batch.behavior_logprobs)[batch.action_mask].abs().max()
+
+
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_the_learner_gives_sampled_tokens_the_logprobs_of_the_engine(folder, mesh, name):
     sampling = SAMPLINGS[name]
@@ -79,10 +90,7 @@ def test_the_learner_gives_sampled_tokens_the_logprobs_of_the_engine(folder, mes
     assert len({sample.ending for sample in samples}) > 1 and sum(s.action_mask.sum() for s in samples) > 60
     assert all((sample.support is not None) == (name in ("top-k", "top-p", "both")) for sample in samples)
     learner = make_learner(folder, mesh, sampling)
-    batch = collate(samples, dtype=learner.dtype, device=CPU)
-    learner.score(batch)
-    gap = (batch.proximal_logprobs - batch.behavior_logprobs)[batch.action_mask].abs().max()
-    assert gap < 1e-4
+    assert gap(scored(learner, samples)) < 1e-4
     metrics = learner.train_on(samples, seed=0)
     assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["mismatch/max_abs"] < 1e-4
@@ -100,16 +108,12 @@ def test_what_was_pushed_is_what_samples(folder, mesh):
     policy, learner = TorchPolicy(folder), make_learner(folder, mesh, actor={"learning_rate": 1e-2})
     first = samples_of(collect(policy, folder, {}))
     learner.train_on(first, seed=0)
-    stale = collate(samples_of(collect(policy, folder, {})), dtype=learner.dtype, device=CPU)
-    learner.score(stale)
-    assert (stale.proximal_logprobs - stale.behavior_logprobs).abs().max() > 0.01
+    assert gap(scored(learner, samples_of(collect(policy, folder, {})))) > 0.01
     give(policy, learner.actor.lm, 7)
     assert policy.version == 7
     trajectories = collect(policy, folder, {})
     assert {span.version for t in trajectories for turn in t.turns for span in turn.version_spans} == {7}
-    fresh = collate(samples_of(trajectories), dtype=learner.dtype, device=CPU)
-    learner.score(fresh)
-    assert (fresh.proximal_logprobs - fresh.behavior_logprobs)[fresh.action_mask].abs().max() < 1e-4
+    assert gap(scored(learner, samples_of(trajectories))) < 1e-4
 
 
 def test_a_learning_rate_of_zero_leaves_the_policy_as_it_was(folder, mesh):
@@ -132,17 +136,14 @@ def test_an_exported_model_has_the_learners_logprobs_in_transformers_and_in_the_
     learner.train_on(samples, seed=0)
     exported = export_model(tmp_path / "model", learner, AutoTokenizer.from_pretrained(folder))
     lm = AutoModelForCausalLM.from_pretrained(exported)
-    batch = collate(samples, dtype=learner.dtype, device=CPU)
-    learner.score(batch)
+    batch = scored(learner, samples)
     for row, sample in enumerate(samples):
         with torch.no_grad():
             logprobs = lm(torch.tensor(sample.token_ids)[None]).logits[0].log_softmax(-1)
         for t in sample.action_mask.nonzero()[0]:
             want = batch.proximal_logprobs[row, t].item()
             assert logprobs[t - 1, sample.token_ids[t]].item() == pytest.approx(want, abs=1e-6)
-    again = collate(samples_of(collect(TorchPolicy(exported), exported, {})), dtype=learner.dtype, device=CPU)
-    learner.score(again)
-    assert (again.proximal_logprobs - again.behavior_logprobs)[again.action_mask].abs().max() < 1e-4
+    assert gap(scored(learner, samples_of(collect(TorchPolicy(exported), exported, {})))) < 1e-4
     ours, theirs = AutoTokenizer.from_pretrained(exported), AutoTokenizer.from_pretrained(folder)
     assert ours.get_vocab() == theirs.get_vocab() and ours.chat_template == theirs.chat_template
     assert not list(tmp_path.glob(".*"))  # no partial folder stays behind
