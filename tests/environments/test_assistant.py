@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from episodes import demonstrator, play
 
 import envgym
 from envgym.environments.assistant import Assistant
@@ -246,10 +247,5 @@ def test_every_kind_of_request_appears_with_both_of_its_endings():
 def test_the_demonstrator_breaks_every_kind_of_rule():
     env, broken = envgym.make("envgym/Assistant-v0"), set()
     for seed in range(100):
-        observation, info = env.reset(seed=seed)
-        player, ended = env.unwrapped.demonstrator(np.random.default_rng([seed, 1])), False
-        while not ended:
-            observation, _, terminated, truncated, info = env.step(player.act(observation, info))
-            ended = terminated or truncated
-        broken |= set(info["violations"])
+        broken |= set(play(env, demonstrator, seed)[-1].info["violations"])
     assert broken >= {"unconfirmed", "confidential", "overlap"}

@@ -4,8 +4,8 @@ import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
+from episodes import demonstrator, global_state, play, solver
 
 import envgym
 
@@ -28,43 +28,9 @@ def make(name, **kwargs):
     return getattr(text_arena, name)(**kwargs)
 
 
-def play(env, start, seed, limit=300):
-    """The steps of an episode; `start(env)` makes its player."""
-    observation, info = env.reset(seed=seed)
-    player, steps = start(env.unwrapped), []
-    while len(steps) < limit:
-        step = env.step(player.act(observation, info))
-        steps.append(step)
-        if step.terminated or step.truncated:
-            break
-        observation, info = step.observation, step.info
-    return steps
-
-
-def solver(env):
-    return env.solver()
-
-
-def demonstrator(env):
-    return env.demonstrator(np.random.default_rng(5))
-
-
-def global_state():
-    return random.getstate(), np.random.get_state()[1].tobytes(), np.random.get_state()[2]
-
-
 def test_there_are_22_games_with_ids_and_a_tag():
     assert len(GAMES) == 22
     assert envgym.list_environments("textarena") == sorted(f"envgym/{name}-v0" for name in GAMES)
-
-
-CHECKED = (
-    "TextArenaMastermind",
-    "TextArenaLightsOut",
-    "TextArenaThreeCardMonte",
-    "TextArenaBandit",
-    "TextArenaSlitherlink",
-)
 
 
 @pytest.mark.parametrize("name", marked(SOLVED))
