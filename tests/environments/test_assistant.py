@@ -58,15 +58,9 @@ def create(env, **changes):
 @pytest.mark.parametrize(
     ("taken", "minutes", "free"),
     [
-        ([], 30, 540),
-        ([(540, 60)], 30, 600),
-        ([(540, 60), (615, 10)], 30, 630),
-        ([(540, 60), (660, 30)], 60, 600),
-        ([(540, 60), (660, 30)], 90, 690),
-        ([(570, 420)], 30, 540),
-        ([(570, 420)], 60, None),
-        ([(540, 450)], 30, 990),
-        ([(540, 480)], 30, None),
+        *(([], 30, 540), ([(540, 60)], 30, 600), ([(540, 60), (615, 10)], 30, 630)),
+        *(([(540, 60), (660, 30)], 60, 600), ([(540, 60), (660, 30)], 90, 690), ([(570, 420)], 30, 540)),
+        *(([(570, 420)], 60, None), ([(540, 450)], 30, 990), ([(540, 480)], 30, None)),
     ],
 )
 def test_the_first_free_slot_by_hand(taken, minutes, free):
@@ -112,11 +106,8 @@ def test_the_rewards_of_a_clean_episode():
 @pytest.mark.parametrize(
     ("changes", "violations"),
     [
-        ({"start": "08:30"}, ["hours"]),
-        ({"start": "16:31"}, ["hours"]),
-        ({"start": "16:30"}, []),
-        ({"start": "09:30"}, ["overlap"]),
-        ({"start": "08:30", "minutes": 60}, ["hours", "overlap"]),
+        *(({"start": "08:30"}, ["hours"]), ({"start": "16:31"}, ["hours"]), ({"start": "16:30"}, [])),
+        *(({"start": "09:30"}, ["overlap"]), ({"start": "08:30", "minutes": 60}, ["hours", "overlap"])),
         ({"start": "08:59", "minutes": 240}, ["hours", "overlap"]),
     ],
 )

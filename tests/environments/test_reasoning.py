@@ -186,16 +186,11 @@ def test_garbage_is_no_success_in_any_data_set(dataset):
 @pytest.mark.parametrize(
     ("dataset", "answer", "oracle", "score"),
     [
-        ("game_of_life_halting", "False", "False", 1.0),
-        ("game_of_life_halting", "true", "True", 1.0),
-        ("game_of_life_halting", "True", "False", 0.0),
-        ("game_of_life_halting", "foo", "True", 0.0),
-        ("coin_flip", "0", "0.03125", 0.0),
-        ("coin_flip", "0.03", "0.03125", 0.0),
-        ("coin_flip", "0", "3.051757812e-05", 0.0),
-        ("coin_flip", "0.0313", "0.03125", 1.0),
-        ("coin_flip", "1/32", "0.03125", 1.0),
-        ("chain_sum", "foo", "1", 1.0),
+        *(("game_of_life_halting", "False", "False", 1.0), ("game_of_life_halting", "true", "True", 1.0)),
+        *(("game_of_life_halting", "True", "False", 0.0), ("game_of_life_halting", "foo", "True", 0.0)),
+        *(("coin_flip", "0", "0.03125", 0.0), ("coin_flip", "0.03", "0.03125", 0.0)),
+        *(("coin_flip", "0", "3.051757812e-05", 0.0), ("coin_flip", "0.0313", "0.03125", 1.0)),
+        *(("coin_flip", "1/32", "0.03125", 1.0), ("chain_sum", "foo", "1", 1.0)),
     ],
 )
 def test_full_scores_are_only_for_right_answers(dataset, answer, oracle, score):

@@ -30,14 +30,9 @@ def scores(id, start, num_episodes, **kwargs):
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("FrozenLake", {}),
-        ("FrozenLake", {"is_slippery": True}),
-        ("FrozenLake", {"is_slippery": True, "map_name": "8x8"}),
-        ("Taxi", {}),
-        ("Taxi", {"is_rainy": True}),
-        ("CliffWalking", {}),
-        ("CliffWalking", {"is_slippery": True}),
-        ("Blackjack", {}),
+        *(("FrozenLake", {}), ("FrozenLake", {"is_slippery": True})),
+        *(("FrozenLake", {"is_slippery": True, "map_name": "8x8"}), ("Taxi", {}), ("Taxi", {"is_rainy": True})),
+        *(("CliffWalking", {}), ("CliffWalking", {"is_slippery": True}), ("Blackjack", {})),
     ],
 )
 def test_episodes_are_those_of_gymnasium(name, arguments):
