@@ -332,11 +332,7 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(name, packag
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [
-        ("BfclMultiTurn", "bfcl_eval"),
-        ("ReasoningGym", "reasoning_gym"),
-        ("TextArenaBandit", "textarena"),
-    ],
+    [("BfclMultiTurn", "bfcl_eval"), ("ReasoningGym", "reasoning_gym"), ("TextArenaBandit", "textarena")],
 )
 def test_a_package_is_imported_on_use_in_silence(name, package):
     make(name).close()

@@ -206,9 +206,8 @@ def test_the_calendar_and_the_outbox_do_not_grow_without_end():
     create(env, start="12:00")
     assert len(env._violations) == num_violations
     env = start(mails=[Sent(KAI, body="x")])
-    assert [call(env, "send_mail", to=EVA, text="y").observation for _ in range(50)][
-        -1
-    ] == "too many mails have been sent"
+    texts = [call(env, "send_mail", to=EVA, text="y").observation for _ in range(50)]
+    assert texts[-1] == "too many mails have been sent"
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

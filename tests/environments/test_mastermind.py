@@ -61,11 +61,10 @@ def test_pegs_agree_with_crossing_out_for_every_pair():
 
 
 def test_rewards_of_an_episode():
-    env = with_secret("112", length=3, colours=2, guesses=3)
-    assert env.step("222").observation == "black 1 white 0, 2 left"
     # Of the eight codes 112, 121 and 211 have one 2; of these three only 112 answers the guess 121 with one black.
     env = with_secret("112", length=3, colours=2, guesses=3)
     step = env.step("222")
+    assert step.observation == "black 1 white 0, 2 left"
     assert step.info["reward_components"] == {"information": pytest.approx(math.log2(8 / 3) / 3)}
     step = env.step(" 222\n")
     assert step.info["reward_components"] == {"information": 0.0}

@@ -3,8 +3,8 @@
 import pickle
 import re
 import sqlite3
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -240,19 +240,13 @@ def test_dates_can_be_worked_with():
 
 def test_steps_may_run_in_other_threads():
     env = SqlAnalyst()
-    seen = []
-
-    def steps():
-        seen.append(query(env, "SELECT COUNT(*) FROM orders").observation)
-
+    env.reset(seed=1)
+    sql = "SELECT COUNT(*) FROM orders"
     for _ in range(2):
-        thread = threading.Thread(target=steps)
-        env.reset(seed=1) if not seen else None
-        thread.start()
-        thread.join()
-    steps()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(query, env, sql).result().observation == "COUNT(*)\n80"
+    assert query(env, sql).observation == "COUNT(*)\n80"
     env.close()
-    assert seen == ["COUNT(*)\n80"] * 3
 
 
 def test_an_episode_can_be_pickled_while_its_database_is_open():

@@ -130,11 +130,9 @@ def wander(env):
 def test_limits_of_this_library_truncate_too():
     env = envgym.make("envgym/TextArena2048-v0", max_turns=3)
     env.reset(seed=0)
-    moves = iter(["[up]", "[left]", "[down]", "[right]"] * 5)
-    steps = []
-    while not steps or not steps[-1].truncated:
-        steps.append(env.step(next(moves)))
-    assert len(steps) == 3 and steps[-1].info["truncation_reason"] == "max_turns"
+    steps = [env.step(move) for move in ("[up]", "[left]", "[down]")]
+    assert [step.truncated for step in steps] == [False, False, True]
+    assert steps[-1].info["truncation_reason"] == "max_turns"
 
 
 def test_falling_into_a_hole_terminates_with_what_the_game_pays():
