@@ -22,9 +22,8 @@ def scores(id, start, num_episodes, **kwargs):
     """Success rate and mean total reward."""
     env = envgym.make(id, **kwargs)
     played = [play(env, start, seed) for seed in range(num_episodes)]
-    return np.mean([bool(steps[-1].info.get("success")) for steps in played]), np.mean(
-        [sum(step.reward for step in steps) for steps in played]
-    )
+    successes = [bool(steps[-1].info.get("success")) for steps in played]
+    return np.mean(successes), np.mean([sum(step.reward for step in steps) for steps in played])
 
 
 @pytest.mark.parametrize(
