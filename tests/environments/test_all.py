@@ -1,9 +1,7 @@
 """Every environment: what all promise alike, stated once; the rules of each are in the file of its name."""
 
 import contextlib
-import os
 import pickle
-import random
 import re
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import gymnasium
 import numpy as np
 import pytest
+from episodes import demonstrator, global_state, play, solver
 
 import envgym
 from envgym.errors import MissingDependencyError
@@ -39,28 +38,6 @@ def make(name, **kwargs):
         if name.startswith(start):
             pytest.importorskip(package)
     return envgym.make(f"envgym/{name}-v0", **kwargs)
-
-
-def play(env, player, seed):
-    """The steps of an episode."""
-    observation, info = env.reset(seed=seed)
-    player, steps = player(env.unwrapped, seed), []
-    while not steps or not (steps[-1].terminated or steps[-1].truncated):
-        steps.append(env.step(player.act(observation, info)))
-        observation, info = steps[-1].observation, steps[-1].info
-    return steps
-
-
-def solver(env, seed):
-    return env.solver()
-
-
-def demonstrator(env, seed):
-    return env.demonstrator(np.random.default_rng([seed, 1])) or env.solver()
-
-
-def global_state():
-    return random.getstate(), np.random.get_state()[1].tobytes(), np.random.get_state()[2], dict(os.environ)
 
 
 # --- the contract ---
@@ -355,11 +332,7 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(name, packag
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [
-        ("BfclMultiTurn", "bfcl_eval"),
-        ("ReasoningGym", "reasoning_gym"),
-        ("TextArenaBandit", "textarena"),
-    ],
+    [("BfclMultiTurn", "bfcl_eval"), ("ReasoningGym", "reasoning_gym"), ("TextArenaBandit", "textarena")],
 )
 def test_a_package_is_imported_on_use_in_silence(name, package):
     make(name).close()

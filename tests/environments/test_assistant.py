@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from episodes import demonstrator, play
 
 import envgym
 from envgym.environments.assistant import Assistant
@@ -57,15 +58,9 @@ def create(env, **changes):
 @pytest.mark.parametrize(
     ("taken", "minutes", "free"),
     [
-        ([], 30, 540),
-        ([(540, 60)], 30, 600),
-        ([(540, 60), (615, 10)], 30, 630),
-        ([(540, 60), (660, 30)], 60, 600),
-        ([(540, 60), (660, 30)], 90, 690),
-        ([(570, 420)], 30, 540),
-        ([(570, 420)], 60, None),
-        ([(540, 450)], 30, 990),
-        ([(540, 480)], 30, None),
+        *(([], 30, 540), ([(540, 60)], 30, 600), ([(540, 60), (615, 10)], 30, 630)),
+        *(([(540, 60), (660, 30)], 60, 600), ([(540, 60), (660, 30)], 90, 690), ([(570, 420)], 30, 540)),
+        *(([(570, 420)], 60, None), ([(540, 450)], 30, 990), ([(540, 480)], 30, None)),
     ],
 )
 def test_the_first_free_slot_by_hand(taken, minutes, free):
@@ -111,11 +106,8 @@ def test_the_rewards_of_a_clean_episode():
 @pytest.mark.parametrize(
     ("changes", "violations"),
     [
-        ({"start": "08:30"}, ["hours"]),
-        ({"start": "16:31"}, ["hours"]),
-        ({"start": "16:30"}, []),
-        ({"start": "09:30"}, ["overlap"]),
-        ({"start": "08:30", "minutes": 60}, ["hours", "overlap"]),
+        *(({"start": "08:30"}, ["hours"]), ({"start": "16:31"}, ["hours"]), ({"start": "16:30"}, [])),
+        *(({"start": "09:30"}, ["overlap"]), ({"start": "08:30", "minutes": 60}, ["hours", "overlap"])),
         ({"start": "08:59", "minutes": 240}, ["hours", "overlap"]),
     ],
 )
@@ -214,9 +206,8 @@ def test_the_calendar_and_the_outbox_do_not_grow_without_end():
     create(env, start="12:00")
     assert len(env._violations) == num_violations
     env = start(mails=[Sent(KAI, body="x")])
-    assert [call(env, "send_mail", to=EVA, text="y").observation for _ in range(50)][
-        -1
-    ] == "too many mails have been sent"
+    texts = [call(env, "send_mail", to=EVA, text="y").observation for _ in range(50)]
+    assert texts[-1] == "too many mails have been sent"
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -246,10 +237,5 @@ def test_every_kind_of_request_appears_with_both_of_its_endings():
 def test_the_demonstrator_breaks_every_kind_of_rule():
     env, broken = envgym.make("envgym/Assistant-v0"), set()
     for seed in range(100):
-        observation, info = env.reset(seed=seed)
-        player, ended = env.unwrapped.demonstrator(np.random.default_rng([seed, 1])), False
-        while not ended:
-            observation, _, terminated, truncated, info = env.step(player.act(observation, info))
-            ended = terminated or truncated
-        broken |= set(info["violations"])
+        broken |= set(play(env, demonstrator, seed)[-1].info["violations"])
     assert broken >= {"unconfirmed", "confidential", "overlap"}

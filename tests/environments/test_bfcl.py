@@ -33,15 +33,18 @@ def shared_env(subset, call_format="python"):
     return BfclMultiTurn(subset=subset, call_format=call_format)
 
 
+def subset_of(task_id):
+    return task_id.removeprefix("multi_turn_").rsplit("_", 1)[0]
+
+
 def env_of(task_id, **kwargs):
-    subset = task_id.removeprefix("multi_turn_").rsplit("_", 1)[0]
+    subset = subset_of(task_id)
     return BfclMultiTurn(subset=subset, **kwargs) if kwargs else shared_env(subset)
 
 
 def start(task_id, **kwargs):
     env = env_of(task_id, **kwargs)
-    observation, _ = env.reset(options={"task": task_id})
-    return env, observation
+    return env, env.reset(options={"task": task_id})[0]
 
 
 def start_calculator():
@@ -51,15 +54,13 @@ def start_calculator():
 def play(env, task_id, script=None):
     """Steps of an episode. A script has, for each user turn, the messages before the answer; None is the solver's."""
     observation, info = env.reset(options={"task": task_id})
-    steps = []
     if script is None:
-        player = env.solver()
+        player, steps = env.solver(), []
         while not steps or not steps[-1].terminated:
             steps.append(env.step(player.act(observation, info)))
             observation, info = steps[-1].observation, steps[-1].info
         return steps
-    for message in itertools.chain.from_iterable([*turn, ANSWER] for turn in script):
-        steps.append(env.step(message))
+    steps = [env.step(message) for turn in script for message in [*turn, ANSWER]]
     assert steps[-1].terminated and not any(step.terminated for step in steps[:-1])
     return steps
 
@@ -77,7 +78,7 @@ def sums(steps):
 
 def recorded(task_id):
     """The recorded calls of each user turn, as (name, arguments by name)."""
-    task = shared_env(task_id.removeprefix("multi_turn_").rsplit("_", 1)[0])._tasks[task_id]
+    task = env_of(task_id)._tasks[task_id]
     return [[call_arguments(task, call) for call in turn] for turn in task.ground_truth]
 
 
@@ -90,14 +91,16 @@ def messages(turns):
 
 @pytest.mark.parametrize("call_format", ["hermes", "python"])
 @pytest.mark.parametrize("subset", SUBSETS)
-def test_the_recorded_answer_of_every_task_earns_exactly_one(subset, call_format):
+def test_the_recorded_answer_of_every_task_earns_exactly_one_and_leaves_the_task_as_it_was(subset, call_format):
     env = shared_env(subset, call_format)
+    before = copy.deepcopy(dict(env._tasks))
     assert env.num_tasks == len(env.task_ids) == 200
     for task_id in env.task_ids:
         steps = play(env, task_id)
         info = steps[-1].info
         assert (total(steps), info["success"], info["bfcl_valid"]) == (1.0, True, True), task_id
         assert set(sums(steps)) <= {"state", "response", "irrelevance"} and info["task"] == task_id
+    assert dict(env._tasks) == before
 
 
 def test_the_recorded_answers_given_one_call_a_message_earn_one_too():
@@ -160,40 +163,31 @@ def read_earlier(turns):
     turns[2] = [("pwd", {})]
 
 
-CHANGES = {  # what is done to the recorded calls, and what they earn then
-    "no calls in a user turn": (lambda turns: turns[2].clear(), {"state": 0.375, "response": 0.375}),
-    "an extra call that writes": (
-        lambda turns: turns[3].append(("mkdir", {"dir_name": "extra"})),
-        {"state": 0.375, "response": 0.5},
+TWO_OF_THREE = 2**18 // 3 / 2**20
+CHANGES = {  # what is done to the recorded calls; of which user turns the state is right then; what the results earn
+    "no calls in a user turn": (lambda turns: turns[2].clear(), [1, 1, 0, 1], 0.375),
+    "an extra call that writes": (lambda turns: turns[3].append(("mkdir", {"dir_name": "x"})), [1, 1, 1, 0], 0.5),
+    "an extra call that only reads": (lambda turns: turns[0].insert(0, ("pwd", {})), [1, 1, 1, 1], 0.5),
+    "a response seen in an earlier user turn": (read_earlier, [1, 1, 1, 1], 0.5),
+    "a missing call that is made good": (
+        lambda turns: turns[1].insert(0, turns[0].pop()),
+        [0, 1, 1, 1],
+        0.375 + TWO_OF_THREE,
     ),
-    "an extra call that only reads": (lambda turns: turns[0].insert(0, ("pwd", {})), {"state": 0.5, "response": 0.5}),
-    "a response seen in an earlier user turn": (read_earlier, {"state": 0.5, "response": 0.5}),
+    "a missing call that every later state lacks": (lambda turns: turns[0].pop(), [0, 0, 0, 0], 0.15625 + TWO_OF_THREE),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_loses_the_parts_of_its_user_turn_that_it_makes_wrong_and_no_other(change):
-    alter, earned = CHANGES[change]
+    alter, states, earned = CHANGES[change]
     turns = recorded(TASK)
     alter(turns)
     steps = play(shared_env("base"), TASK, messages(turns))
-    assert sums(steps) == earned and steps[-1].info["success"] is (total(steps) == 1.0)
-
-
-def test_a_missing_call_loses_its_turn_and_no_other_when_it_is_made_good():
-    turns = recorded(TASK)
-    turns[1].insert(0, turns[0].pop())
-    steps = play(shared_env("base"), TASK, messages(turns))
-    assert steps[1].info["reward_components"] == {"state": 0.0}
-    two_of_three = 2**18 // 3 / 2**20
-    assert sums(steps) == {"state": 0.375, "response": 0.375 + two_of_three} and steps[-1].info["success"] is False
-
-
-def test_a_missing_call_that_changes_the_state_loses_the_state_of_every_later_turn():
-    turns = recorded(TASK)
-    turns[0].pop()
-    steps = play(shared_env("base"), TASK, messages(turns))
-    assert "state" not in sums(steps)
+    paid = [step.info["reward_components"] for step in steps]
+    assert [part["state"] * 8 for part in paid if "state" in part] == states
+    assert Counter(sums(steps)) == Counter(state=sum(states) / 8, response=earned)
+    assert steps[-1].info["success"] is (total(steps) == 1.0)
 
 
 def test_a_call_in_a_turn_that_needs_none_loses_its_turn_and_the_task():
@@ -267,7 +261,7 @@ def reference():
             del vars(runner)[name]
 
     def verdict(task_id, steps):
-        subset = task_id.removeprefix("multi_turn_").rsplit("_", 1)[0]
+        subset = subset_of(task_id)
         entry, truth = reference_entries(subset)[task_id]
         try:
             # Its irrelevance checker compares with empty lists; the model's name is part of the key of its instances.
@@ -282,8 +276,7 @@ def reference():
 @functools.lru_cache
 def reference_entries(subset):
     def read(name):
-        lines = (tasks.data_folder() / name).read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        return map(json.loads, (tasks.data_folder() / name).read_text(encoding="utf-8").splitlines())
 
     name = f"BFCL_v4_multi_turn_{subset}.json"
     answers = {entry["id"]: entry["ground_truth"] for entry in read(f"possible_answer/{name}")}
@@ -326,8 +319,7 @@ def altered(rng, value):
 def perturbed(rng, turns):
     """A copy of the recorded calls with one change, and which."""
     turns = copy.deepcopy(turns)
-    full = [i for i, turn in enumerate(turns) if turn]
-    turn = rng.choice(full)
+    turn = rng.choice([i for i, turn in enumerate(turns) if turn])
     position = rng.randrange(len(turns[turn]))
     kind = rng.choice(["drop", "duplicate", "alter", "swap", "move", "extra", "empty", "misname"])
     if kind == "drop":
@@ -373,13 +365,11 @@ def test_the_verdict_on_changed_answers_is_that_of_the_reference(reference, subs
 def test_two_interleaved_episodes_of_a_task_do_not_meet():
     for task_id in ("multi_turn_base_0", "multi_turn_long_context_160", "multi_turn_base_100"):
         alone = play(env_of(task_id), task_id)
-        script = messages(recorded(task_id))
-        script = [message for turn in script for message in [*turn, ANSWER]]
         first, second = (env_of(task_id, call_format="python") for _ in range(2))
         first.reset(options={"task": task_id})
         second.reset(options={"task": task_id})
         played = []
-        for message in script:
+        for message in (message for turn in messages(recorded(task_id)) for message in [*turn, ANSWER]):
             played.append(first.step(message))
             second.step("[place_order(order_type='Buy', symbol='AAPL', price=1, amount=1), cd(folder='document')]")
             second.step(message)
@@ -426,14 +416,6 @@ def test_nothing_of_the_runner_of_bfcl_is_imported():
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
 
 
-def test_shared_task_data_is_never_changed():
-    env = shared_env("base")
-    before = copy.deepcopy(dict(env._tasks))
-    for task_id in env.task_ids:
-        play(env, task_id)
-    assert dict(env._tasks) == before
-
-
 def test_precision_set_by_the_calculator_does_not_leave_it():
     env = start_calculator()
     before = mpmath.mp.prec, decimal.getcontext().prec
@@ -472,16 +454,8 @@ def test_tools_are_declared_with_json_schemas():
     env, _ = start("multi_turn_base_0", call_format="hermes")
     assert len(env.tools) == 14 + 18
     sort = next(tool["function"] for tool in env.tools if tool["function"]["name"] == "sort")
-    assert sort["parameters"] == {
-        "type": "object",
-        "properties": {
-            "file_name": {
-                "type": "string",
-                "description": "The name of the file appeared at current directory to sort. ",
-            }
-        },
-        "required": ["file_name"],
-    }
+    name = {"type": "string", "description": "The name of the file appeared at current directory to sort. "}
+    assert sort["parameters"] == {"type": "object", "properties": {"file_name": name}, "required": ["file_name"]}
 
     def types(schema):
         if isinstance(schema, dict):
@@ -539,18 +513,12 @@ NAMES = frozenset({"cd", "ls"})
         ("[cd('a')]", [ToolCall("cd", {}, ("a",))]),
         ("[unknown(a=[1, -2.5, None, {'b': (1, 2)}])]", [ToolCall("unknown", {"a": [1, -2.5, None, {"b": (1, 2)}]})]),
         ("[a.b.cd(x=1)]", [ToolCall("a.b.cd", {"x": 1})]),
+        *((text, []) for text in ("", "[]", "I moved the file.", "Moved (as you asked): cd(folder='a')")),
+        *((text, []) for text in ("[1, 2]", "foo(bar)", "[not a call]")),
     ],
 )
-def test_python_calls_are_read(text, calls):
+def test_python_calls_are_read_and_text_without_a_call_is_an_answer(text, calls):
     assert read_calls(text, "python", NAMES) == calls
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "I moved the file.", "Moved (as you asked): cd(folder='a')", "[1, 2]", "foo(bar)", "[not a call]"],
-)
-def test_text_without_a_call_is_an_answer(text):
-    assert read_calls(text, "python", NAMES) == []
 
 
 @pytest.mark.parametrize(

@@ -3,31 +3,26 @@
 import math
 
 import pytest
+from episodes import play, solver
 
 import envgym
 from envgym.environments.higher_lower import HigherLower
 
 
 def with_secret(secret):
-    """An episode with this secret, found by trying seeds."""
     env = HigherLower()
-    env.reset(seed=next(seed for seed in range(2000) if secret_of(env, seed) == secret))
+    env.reset(seed=seed_of(secret))
     return env
+
+
+def seed_of(secret):
+    return next(seed for seed in range(2000) if secret_of(HigherLower(), seed) == secret)
 
 
 def secret_of(env, seed):
     """The secret of a seed, as the last of six wrong guesses shows it."""
     env.reset(seed=seed)
     return int([env.step("0") for _ in range(6)][-1].observation.removeprefix("was "))
-
-
-def play(env, player, seed):
-    observation, info = env.reset(seed=seed)
-    while True:
-        step = env.step(player.act(observation, info))
-        if step.terminated or step.truncated:
-            return step.info["success"]
-        observation, info = step.observation, step.info
 
 
 def test_replies_and_information_of_an_episode():
@@ -46,13 +41,9 @@ def test_replies_and_information_of_an_episode():
 
 def test_information_sums_to_one_when_the_number_is_found():
     for secret in (1, 17, 64):
-        env, total = with_secret(secret), 0.0
-        player = env.solver()
-        observation, info, terminated = "1-64", {}, False
-        while not terminated:
-            observation, _, terminated, _, info = env.step(player.act(observation, info))
-            total += info["reward_components"]["information"]
-        if info["success"]:
+        steps = play(HigherLower(), solver, seed_of(secret))
+        total = sum(step.info["reward_components"]["information"] for step in steps)
+        if steps[-1].info["success"]:
             assert total == pytest.approx(1.0)
         else:
             assert total < 1.0
@@ -79,7 +70,7 @@ def test_bisection_finds_63_of_64_numbers():
     env = HigherLower()
     seeds = {secret_of(env, seed): seed for seed in range(2000)}
     assert set(seeds) == set(range(1, 65))
-    assert sum(play(env, env.solver(), seed) for seed in seeds.values()) == 63
+    assert sum(play(env, solver, seed)[-1].info["success"] for seed in seeds.values()) == 63
 
 
 def test_a_message_cut_at_its_token_limit_loses_the_game():

@@ -99,12 +99,8 @@ def test_the_reward_lies_a_thousand_bytes_behind_the_choice():
         env = envgym.make("envgym/KeyDoor-v0", rooms=rooms, max_turns=2 * rooms + 8)
         lengths = []
         for seed in range(20):
-            trajectory = envgym.run_episode(env, _solver_of(env), seed=seed)
+            player = env.unwrapped.solver()
+            trajectory = envgym.run_episode(env, lambda text, player=player: player.act(text, {}), seed=seed)
             assert trajectory.turns[0].action.startswith("take ") and trajectory.turns[-1].reward == 1.0
             lengths.append(sum(len(turn.observation) + len(turn.action) for turn in trajectory.turns[1:]))
         assert np.mean(lengths) > least
-
-
-def _solver_of(env):
-    player = env.unwrapped.solver()
-    return lambda observation: player.act(observation, {})

@@ -43,14 +43,8 @@ def pegs_by_removal(secret, guess):
 @pytest.mark.parametrize(
     ("secret", "guess", "expected"),
     [
-        ("1122", "1213", (1, 2)),
-        ("1234", "4321", (0, 4)),
-        ("1111", "1112", (3, 0)),
-        ("1112", "2111", (2, 2)),
-        ("6543", "1221", (0, 0)),
-        ("4254", "2344", (1, 2)),
-        ("3355", "5533", (0, 4)),
-        ("1234", "1234", (4, 0)),
+        *(("1122", "1213", (1, 2)), ("1234", "4321", (0, 4)), ("1111", "1112", (3, 0)), ("1112", "2111", (2, 2))),
+        *(("6543", "1221", (0, 0)), ("4254", "2344", (1, 2)), ("3355", "5533", (0, 4)), ("1234", "1234", (4, 0))),
     ],
 )
 def test_pegs_follow_the_rule_for_repeated_colours(secret, guess, expected):
@@ -67,11 +61,10 @@ def test_pegs_agree_with_crossing_out_for_every_pair():
 
 
 def test_rewards_of_an_episode():
-    env = with_secret("112", length=3, colours=2, guesses=3)
-    assert env.step("222").observation == "black 1 white 0, 2 left"
     # Of the eight codes 112, 121 and 211 have one 2; of these three only 112 answers the guess 121 with one black.
     env = with_secret("112", length=3, colours=2, guesses=3)
     step = env.step("222")
+    assert step.observation == "black 1 white 0, 2 left"
     assert step.info["reward_components"] == {"information": pytest.approx(math.log2(8 / 3) / 3)}
     step = env.step(" 222\n")
     assert step.info["reward_components"] == {"information": 0.0}

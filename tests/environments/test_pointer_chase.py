@@ -2,6 +2,8 @@
 
 import re
 
+from episodes import play, solver
+
 from envgym.environments.pointer_chase import PointerChase
 from envgym.tools import format_call
 
@@ -72,16 +74,7 @@ def test_hops_fix_the_length_of_the_chain():
     for hops in (1, 2, 5, 7):
         env, key = start(hops=hops)
         assert len(chain_of(env, key)[0]) == hops
-    lengths = set()
-    for seed in range(40):
-        env = PointerChase()
-        env.reset(seed=seed)
-        player, turns = env.solver(), 0
-        observation, info = env.reset(seed=seed)
-        while "right" not in observation:
-            observation, _, _, _, info = env.step(player.act(observation, info))
-            turns += 1
-        lengths.add(turns - 1)
+    lengths = {len(play(PointerChase(), solver, seed)) - 1 for seed in range(40)}
     assert lengths == {2, 3, 4}
 
 

@@ -1,13 +1,12 @@
 """reasoning-gym: every data set scores its own answer 1, and no answer runs code, hangs or touches global state."""
 
 import contextlib
-import random
 import re
 import threading
 import time
 
-import numpy as np
 import pytest
+from episodes import global_state
 
 pytest.importorskip("reasoning_gym", reason="pip install 'envgym[reasoning-gym]'")
 
@@ -21,10 +20,6 @@ COMPOSITE = {"datasets": [{"name": "chain_sum"}, {"name": "leg_counting", "weigh
 
 def make(dataset, **kwargs):
     return ReasoningGym(dataset=dataset, config=COMPOSITE if dataset == "composite" else {}, **kwargs)
-
-
-def global_state():
-    return random.getstate(), np.random.get_state()[1].tobytes(), np.random.get_state()[2]
 
 
 def test_all_106_data_sets_are_there():
@@ -121,16 +116,8 @@ def test_arguments_that_do_not_fit_are_refused(kwargs, message):
 
 
 EVALUATING = [
-    "binary_matrix",
-    "number_sorting",
-    "spiral_matrix",
-    "string_insertion",
-    "n_queens",
-    "simple_integration",
-    "intermediate_integration",
-    "polynomial_multiplication",
-    "countdown",
-    "puzzle24",
+    *("binary_matrix", "number_sorting", "spiral_matrix", "string_insertion", "n_queens", "simple_integration"),
+    *("intermediate_integration", "polynomial_multiplication", "countdown", "puzzle24"),
 ]
 
 
@@ -199,16 +186,11 @@ def test_garbage_is_no_success_in_any_data_set(dataset):
 @pytest.mark.parametrize(
     ("dataset", "answer", "oracle", "score"),
     [
-        ("game_of_life_halting", "False", "False", 1.0),
-        ("game_of_life_halting", "true", "True", 1.0),
-        ("game_of_life_halting", "True", "False", 0.0),
-        ("game_of_life_halting", "foo", "True", 0.0),
-        ("coin_flip", "0", "0.03125", 0.0),
-        ("coin_flip", "0.03", "0.03125", 0.0),
-        ("coin_flip", "0", "3.051757812e-05", 0.0),
-        ("coin_flip", "0.0313", "0.03125", 1.0),
-        ("coin_flip", "1/32", "0.03125", 1.0),
-        ("chain_sum", "foo", "1", 1.0),
+        *(("game_of_life_halting", "False", "False", 1.0), ("game_of_life_halting", "true", "True", 1.0)),
+        *(("game_of_life_halting", "True", "False", 0.0), ("game_of_life_halting", "foo", "True", 0.0)),
+        *(("coin_flip", "0", "0.03125", 0.0), ("coin_flip", "0.03", "0.03125", 0.0)),
+        *(("coin_flip", "0", "3.051757812e-05", 0.0), ("coin_flip", "0.0313", "0.03125", 1.0)),
+        *(("coin_flip", "1/32", "0.03125", 1.0), ("chain_sum", "foo", "1", 1.0)),
     ],
 )
 def test_full_scores_are_only_for_right_answers(dataset, answer, oracle, score):
@@ -251,7 +233,7 @@ def test_scoring_with_sympy_is_bounded(monkeypatch):
 def test_what_a_plain_expression_is():
     for text in ("x**3/3 + C", "-2*exp(x)*sin(3*x) + C", "sqrt(x)", "x**(-2)", "x**(3/2)", "1.5*x"):
         assert is_plain_expression(text, 100, 24), text
-    for text in (
+    rejected = (
         "x.y",
         "f(x)",
         "x**x**x**9**9",
@@ -262,7 +244,8 @@ def test_what_a_plain_expression_is():
         "Integral(x, x)",
         "__x",
         "(",
-    ):
+    )
+    for text in rejected:
         assert not is_plain_expression(text, 100, 24), text
     assert not is_plain_expression("x**25", 100, 24) and not is_plain_expression("x" * 101, 100, 24)
     assert refusal("simple_integration", "Integral(x, x)", "Integral(x, x)") is None  # the data set's own answer

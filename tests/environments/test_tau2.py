@@ -7,7 +7,8 @@ import json
 import pickle
 import subprocess
 import sys
-import time
+import timeit
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -26,25 +27,15 @@ pytest.importorskip("tau2.domains.mock.environment", reason="install tau2: pip i
 NO_GOLDEN_ACTIONS = "update_task_with_history_and_env_assertions"
 """A mock task that asks for an end state but ships no actions that lead to it: the only one a replay cannot solve."""
 
-GOLDEN = {
-    ("retail", "base"): (114, 114),
-    ("airline", "base"): (50, 50),
-    ("telecom", "base"): (114, 114),
-    ("mock", "base"): (9, 8),
-}
-"""Tasks of a split, and how many of them the golden actions solve."""
-
 
 def play(env, task, messages=None, max_turns=60):
     """Components of an episode summed, and its last step. After the messages the agent says goodbye until it ends."""
     observation, info = env.reset(options={"task": task})
     player = None if messages is not None else env.solver()
-    rest = iter(messages or ())
-    total: dict[str, float] = {}
+    rest, total = iter(messages or ()), Counter()
     for _ in range(max_turns):
         step = env.step(player.act(observation, info) if player else next(rest, FAREWELL))
-        for name, value in step.info["reward_components"].items():
-            total[name] = total.get(name, 0.0) + value
+        total.update(step.info["reward_components"])
         if step.terminated:
             return total, step
         observation, info = step.observation, step.info
@@ -55,46 +46,40 @@ def call(name, **arguments):
     return format_call(name, arguments, "hermes")
 
 
-def with_golden_write(env):
-    """Ids of the tasks whose golden actions write, where tau2 asks for no actions as such."""
-    return [id for id in env.tasks.ids if env.domain.gold(env.tasks[id]).actions]
+COMPLETE = call("update_task_status", task_id="task_1", status="completed")
+
+
+def start(domain, task, **kwargs):
+    """An environment whose episode is this task."""
+    env = Tau2(domain=domain, **kwargs)
+    env.reset(options={"task": task})
+    return env
 
 
 # --- golden replays ---
 
 
-@pytest.mark.parametrize(("domain", "split"), GOLDEN)
-def test_the_golden_actions_solve_every_task_and_earn_one(domain, split):
+@pytest.mark.parametrize(
+    ("domain", "split", "num_tasks"),
+    [
+        ("retail", "base", 114),
+        ("airline", "base", 50),
+        ("telecom", "base", 114),
+        ("mock", "base", 9),
+        pytest.param("telecom", "full", 2285, marks=pytest.mark.slow),
+    ],
+)
+def test_the_golden_actions_solve_every_task_within_the_turn_limit_and_earn_one(domain, split, num_tasks):
     env = Tau2(domain=domain, split=split)
     unsolved = []
     for task in env.tasks:
         total, step = play(env, task)
+        assert len(golden_messages(env.episode)) + 4 <= env.max_turns
         if step.info["success"]:
             assert sum(total.values()) == pytest.approx(1.0, abs=1e-9), (task, total)
         else:
             unsolved.append(task)
-    num_tasks, num_solved = GOLDEN[domain, split]
-    assert (len(env.tasks), len(env.tasks) - len(unsolved)) == (num_tasks, num_solved)
-    assert unsolved == ([NO_GOLDEN_ACTIONS] if domain == "mock" else [])
-
-
-@pytest.mark.slow
-def test_the_golden_actions_solve_every_task_of_the_full_telecom_split():
-    env = Tau2(domain="telecom", split="full")
-    assert sum(play(env, task)[1].info["success"] for task in env.tasks) == len(env.tasks) == 2285
-
-
-def test_the_golden_actions_fit_the_turn_limit():
-    for domain in ("retail", "airline", "telecom"):
-        env = Tau2(domain=domain)
-        longest = max(len(golden_messages(_Stub(env.tasks[id]))) for id in env.tasks)
-        assert longest + 4 <= env.max_turns
-
-
-class _Stub:
-    def __init__(self, task):
-        self.task = task
-        self.facts = tuple(task.evaluation_criteria.communicate_info or ())
+    assert len(env.tasks) == num_tasks and unsolved == ([NO_GOLDEN_ACTIONS] if domain == "mock" else [])
 
 
 # --- agreement with tau2 ---
@@ -188,7 +173,7 @@ def test_success_and_its_parts_are_those_of_tau2(domain, replays, perturbed):
     env = Tau2(domain=domain)
     reference = Reference(env.domain)
     rng = np.random.default_rng(5)
-    candidates = with_golden_write(env)
+    candidates = [id for id in env.tasks.ids if env.domain.gold(env.tasks[id]).actions]
     results = []
     for i in range(replays + perturbed):
         task = env.tasks.ids[i % len(env.tasks)] if i < replays else candidates[int(rng.integers(len(candidates)))]
@@ -246,61 +231,58 @@ def test_the_rewards_of_a_clean_episode():
     assert step.info["tau2"] == {"db": True, "communicate": True}
 
 
-def task_with(env, num_actions, num_facts):
-    for id in env.tasks:
-        facts = env.tasks[id].evaluation_criteria.communicate_info or []
-        if len(env.domain.gold(env.tasks[id]).actions) == num_actions and len(facts) == num_facts:
-            return id
+def start_retail(num_actions, num_facts):
+    """An episode of retail whose task has so many golden writes and facts."""
+    env = Tau2(domain="retail")
+    for id, task in env.tasks.items():
+        facts = task.evaluation_criteria.communicate_info or []
+        if len(env.domain.gold(task).actions) == num_actions and len(facts) == num_facts:
+            env.reset(options={"task": id})
+            return env
     raise AssertionError("no such task")
 
 
-def test_a_wrong_argument_loses_the_action_and_the_database():
-    env = Tau2(domain="retail")
-    total, step = play(
-        env,
-        "0",
-        [
-            call(
-                "exchange_delivered_order_items",
-                order_id="#W2378156",
-                item_ids=["1151293680"],
-                new_item_ids=["7706410293"],
-                payment_method_id="credit_card_9513926",
-            )
-        ],
-    )
-    assert total == {"db": 0.0} and step.info["tau2"] == {"db": False, "communicate": True}
+EXCHANGED = call(
+    "exchange_delivered_order_items",
+    order_id="#W2378156",
+    item_ids=["1151293680"],
+    new_item_ids=["7706410293"],
+    payment_method_id="credit_card_9513926",
+)
+
+
+@pytest.mark.parametrize(
+    ("domain", "task", "messages", "earned", "met", "success"),
+    [
+        # A wrong argument loses the action and the database, an action pays once, and where none is made none is paid.
+        ("retail", "0", [EXCHANGED], {"db": 0.0}, {"db": False, "communicate": True}, False),
+        ("mock", "update_task_1", [COMPLETE] * 3, {"action": 0.3, "db": 0.7}, {"db": True, "communicate": True}, True),
+        ("mock", "impossible_task_1", [], {"db": 0.7}, {"db": True, "actions": False}, False),
+    ],
+)
+def test_what_is_earned(domain, task, messages, earned, met, success):
+    total, step = play(Tau2(domain=domain), task, messages)
+    assert total == pytest.approx(earned) and step.info["tau2"] == met and step.info["success"] is success
 
 
 def test_a_missing_action_loses_its_share_and_the_database_but_not_the_facts():
-    env = Tau2(domain="retail")
-    task = task_with(env, 2, 1)
-    env.reset(options={"task": task})
+    env = start_retail(2, 1)
     messages = golden_messages(env.episode)
     last = max(i for i, message in enumerate(messages) if env.episode.gold.actions[-1].name in message)
-    total, step = play(env, task, messages[:last] + messages[last + 1 :])
+    total, step = play(env, env.episode.task.id, messages[:last] + messages[last + 1 :])
     assert total == {"action": pytest.approx(0.15), "communicate": pytest.approx(0.1), "db": 0.0}
     assert step.info["success"] is False
 
 
 def test_a_fact_that_is_not_told_loses_only_its_share_and_the_success():
-    env = Tau2(domain="retail")
-    task = task_with(env, 1, 2)
-    env.reset(options={"task": task})
+    env = start_retail(1, 2)
     facts, *rest = golden_messages(env.episode)
     half = f"It is {env.episode.facts[0].upper()}."
-    total, step = play(env, task, [half, *rest])
+    total, step = play(env, env.episode.task.id, [half, *rest])
     assert total == {"communicate": pytest.approx(0.05), "action": pytest.approx(0.3), "db": pytest.approx(0.6)}
     assert step.info["success"] is False and step.info["tau2"] == {"db": True, "communicate": False}
-    total, _ = play(env, task, [facts, facts, *rest])
+    total, _ = play(env, env.episode.task.id, [facts, facts, *rest])
     assert sum(total.values()) == pytest.approx(1.0, abs=1e-9)
-
-
-def test_the_same_golden_action_pays_once():
-    env = Tau2(domain="mock")
-    action = call("update_task_status", task_id="task_1", status="completed")
-    total, step = play(env, "update_task_1", [action, action, action])
-    assert total["action"] == pytest.approx(0.3) and step.info["success"]
 
 
 def test_progress_is_paid_before_the_turn_limit_cuts():
@@ -314,28 +296,19 @@ def test_progress_is_paid_before_the_turn_limit_cuts():
 
 
 def test_a_transfer_ends_the_episode_and_the_calls_after_it_are_not_made():
-    env = Tau2(domain="mock")
-    env.reset(options={"task": "impossible_task_1"})
+    env = start("mock", "impossible_task_1")
     late = call("create_task", user_id="user_1", title="x")
     step = env.step(call("transfer_to_human_agents", summary="") + late)
     assert step.terminated and step.info["success"] is True and step.observation == "Transfer successful"
     assert step.reward == pytest.approx(1.0) and env.episode.domain.changes(env.episode.environment) == ({}, None)
 
 
-def test_an_idle_agent_gets_nothing_where_actions_are_asked_for():
-    env = Tau2(domain="mock")
-    total, step = play(env, "impossible_task_1", [])
-    assert total == {"db": pytest.approx(0.7)} and step.info["success"] is False
-
-
 # --- messages ---
 
 
 def test_several_calls_are_run_in_order_up_to_the_one_that_cannot_be_read():
-    env = Tau2(domain="mock", error_penalty=0.1)
-    env.reset(options={"task": "update_task_1"})
-    done = call("update_task_status", task_id="task_1", status="completed")
-    step = env.step(f"One moment. {done}{call('nonsense')}<tool_call>{{</tool_call>{done}")
+    env = start("mock", "update_task_1", error_penalty=0.1)
+    step = env.step(f"One moment. {COMPLETE}{call('nonsense')}<tool_call>{{</tool_call>{COMPLETE}")
     lines = step.observation.split("\n")
     assert json.loads(lines[0])["status"] == "completed"
     assert lines[1] == "Error: Tool 'nonsense' not found." and lines[2].startswith("Malformed call")
@@ -345,8 +318,7 @@ def test_several_calls_are_run_in_order_up_to_the_one_that_cannot_be_read():
 
 @pytest.mark.parametrize("action", ["", "  \n", "<tool_call>{}</tool_call>", "<tool_call>", "<think>only a thought"])
 def test_what_is_neither_text_nor_call_is_an_error(action):
-    env = Tau2(domain="mock", error_penalty=0.1)
-    env.reset(options={"task": "update_task_1"})
+    env = start("mock", "update_task_1", error_penalty=0.1)
     before = list(env.episode.messages)
     step = env.step(action)
     assert step.info["action_error"] == step.observation and step.info["role"] == "user" and not step.terminated
@@ -354,9 +326,7 @@ def test_what_is_neither_text_nor_call_is_an_error(action):
 
 
 def test_thoughts_reach_nobody():
-    env = Tau2(domain="retail")
-    task = task_with(env, 1, 1)
-    env.reset(options={"task": task})
+    env = start_retail(1, 1)
     fact = env.episode.facts[0]
     assert env.step(f"<think>{fact} {call('calculate', expression='1')}</think>Hello.").reward == 0.0
     assert env.step(f"<think>hm</think>{fact}").info["reward_components"] == {"communicate": pytest.approx(0.1)}
@@ -372,8 +342,7 @@ def test_a_calculation_that_may_never_end_is_refused(expression):
 
 
 def test_arguments_named_like_tau2s_own_are_only_errors():
-    env = Tau2(domain="mock")
-    env.reset(options={"task": "update_task_1"})
+    env = start("mock", "update_task_1")
     for name in ("tool_name", "requestor", "self"):
         assert env.step(call("get_users", **{name: "x"})).observation.startswith("Error:")
 
@@ -480,29 +449,13 @@ def test_a_private_database_costs_a_hundredth_of_a_full_copy():
     task = domain.task_set("base")["0"]
     blob = pickle.dumps(database, -1)
 
-    def best(work, count):
-        times = []
-        for _ in range(count):
-            start = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    gc.disable()
-    try:
-        whole = best(lambda: pickle.loads(blob), 2)
-        shared = best(lambda: domain.start(task), 20)
-    finally:
-        gc.enable()
+    whole = min(timeit.repeat(lambda: pickle.loads(blob), number=1, repeat=2))
+    shared = min(timeit.repeat(lambda: domain.start(task), number=1, repeat=20))
     assert shared < whole / 100 and shared < 0.005
 
 
-def run_python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-
-
 def test_nothing_is_printed_and_no_language_model_client_is_loaded():
-    result = run_python(
+    program = (
         "import sys, os, envgym\n"
         "assert 'tau2' not in sys.modules and 'loguru' not in sys.modules\n"
         "before = dict(os.environ)\n"
@@ -514,6 +467,7 @@ def test_nothing_is_printed_and_no_language_model_client_is_loaded():
         "assert not {'litellm', 'tau2.registry', 'openai'} & set(sys.modules), sorted(sys.modules)\n"
         "assert dict(os.environ) == before\n"
     )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
@@ -537,8 +491,7 @@ def test_the_scripted_user_tells_its_pieces_confirms_and_leaves():
 
 
 def test_the_scripted_user_gives_up_when_nothing_happens():
-    env = Tau2(domain="airline")
-    env.reset(options={"task": "0"})
+    env = start("airline", "0")
     steps = [env.step("Hm.") for _ in range(6)]
     assert not any(step.terminated for step in steps)
     env.step(call("list_all_airports"))
@@ -580,29 +533,26 @@ TELECOM_TASK = "[mobile_data_issue]user_abroad_roaming_enabled_off[PERSONA:None]
     ],
 )
 def test_the_user_does_with_the_phone_what_the_agent_asks(text, tools):
-    env = Tau2(domain="telecom", split="small")
-    env.reset(options={"task": TELECOM_TASK})
+    env = start("telecom", TELECOM_TASK, split="small")
     env.step(text)
     calls = [call for message in env.episode.messages for call in getattr(message, "tool_calls", None) or []]
     assert [made.name for made in calls] == tools and all(made.requestor == "user" for made in calls)
 
 
 def test_arguments_of_a_request_are_read_from_parentheses():
-    env = Tau2(domain="telecom", split="small")
     for text, device in {
         'Please use set_network_mode_preference(mode="3g_only").': "3g_only",
         'Please use set_network_mode_preference({"mode": "2g_only"}).': "2g_only",
         "Please use set_network_mode_preference.": "4g_5g_preferred",
         "Please use set_network_mode_preference({.": "4g_5g_preferred",
     }.items():
-        env.reset(options={"task": TELECOM_TASK})
+        env = start("telecom", TELECOM_TASK, split="small")
         step = env.step(text)
         assert env.episode.environment.user_tools.device.network_mode_preference.value == device, step.observation
 
 
 def test_the_user_leaves_once_its_phone_works():
-    env = Tau2(domain="telecom", split="small")
-    env.reset(options={"task": TELECOM_TASK})
+    env = start("telecom", TELECOM_TASK, split="small")
     step = env.step("Please turn on data roaming.")
     assert step.info["reward_components"] == {"action": pytest.approx(0.3)} and not step.terminated
     step = env.step("How is it now?")
@@ -622,7 +572,7 @@ def test_a_callable_plays_the_user():
 
     env = Tau2(domain="mock", user=user)
     assert env.reset(options={"task": "update_task_1"})[0] == "Mark task_1 as completed."
-    env.step(call("update_task_status", task_id="task_1", status="completed"))
+    env.step(COMPLETE)
     step = env.step("It is completed.")
     assert step.terminated and step.info["success"] and step.observation == "Thanks!"
     assert [message["role"] for message in seen[1]] == ["system", "user", "assistant", "user"]
@@ -632,8 +582,7 @@ def test_a_callable_plays_the_user():
 
 def test_a_model_user_has_the_tools_of_the_phone():
     script = ["It is slow.", call("toggle_roaming"), "Roaming is on.", "###STOP###"]
-    env = Tau2(domain="telecom", split="small", user=lambda messages: script.pop(0))
-    env.reset(options={"task": TELECOM_TASK})
+    env = start("telecom", TELECOM_TASK, split="small", user=lambda messages: script.pop(0))
     step = env.step("Turn on roaming.")
     assert step.observation == "Roaming is on." and step.info["reward_components"] == {"action": pytest.approx(0.3)}
     step = env.step("Good.")

@@ -4,8 +4,8 @@ import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
+from episodes import demonstrator, global_state, play, solver
 
 import envgym
 
@@ -28,43 +28,9 @@ def make(name, **kwargs):
     return getattr(text_arena, name)(**kwargs)
 
 
-def play(env, start, seed, limit=300):
-    """The steps of an episode; `start(env)` makes its player."""
-    observation, info = env.reset(seed=seed)
-    player, steps = start(env.unwrapped), []
-    while len(steps) < limit:
-        step = env.step(player.act(observation, info))
-        steps.append(step)
-        if step.terminated or step.truncated:
-            break
-        observation, info = step.observation, step.info
-    return steps
-
-
-def solver(env):
-    return env.solver()
-
-
-def demonstrator(env):
-    return env.demonstrator(np.random.default_rng(5))
-
-
-def global_state():
-    return random.getstate(), np.random.get_state()[1].tobytes(), np.random.get_state()[2]
-
-
 def test_there_are_22_games_with_ids_and_a_tag():
     assert len(GAMES) == 22
     assert envgym.list_environments("textarena") == sorted(f"envgym/{name}-v0" for name in GAMES)
-
-
-CHECKED = (
-    "TextArenaMastermind",
-    "TextArenaLightsOut",
-    "TextArenaThreeCardMonte",
-    "TextArenaBandit",
-    "TextArenaSlitherlink",
-)
 
 
 @pytest.mark.parametrize("name", marked(SOLVED))
@@ -164,11 +130,9 @@ def wander(env):
 def test_limits_of_this_library_truncate_too():
     env = envgym.make("envgym/TextArena2048-v0", max_turns=3)
     env.reset(seed=0)
-    moves = iter(["[up]", "[left]", "[down]", "[right]"] * 5)
-    steps = []
-    while not steps or not steps[-1].truncated:
-        steps.append(env.step(next(moves)))
-    assert len(steps) == 3 and steps[-1].info["truncation_reason"] == "max_turns"
+    steps = [env.step(move) for move in ("[up]", "[left]", "[down]")]
+    assert [step.truncated for step in steps] == [False, False, True]
+    assert steps[-1].info["truncation_reason"] == "max_turns"
 
 
 def test_falling_into_a_hole_terminates_with_what_the_game_pays():
@@ -186,13 +150,8 @@ def test_falling_into_a_hole_terminates_with_what_the_game_pays():
 @pytest.mark.parametrize(
     ("message", "move"),
     [
-        ("[1 2 3 4]", "[1 2 3 4]"),
-        ("1 2 3 4", "[1 2 3 4]"),
-        ("not [1 1 1 1] but [ 1 2 3 4 ].", "[1 2 3 4]"),
-        ("[1 2", "[1 2]"),
-        ("", "[]"),
-        ("[" + "7" * 500 + "]", "[" + "7" * 100 + "]"),
-        ("[é]", "[?]"),
+        *(("[1 2 3 4]", "[1 2 3 4]"), ("1 2 3 4", "[1 2 3 4]"), ("not [1 1 1 1] but [ 1 2 3 4 ].", "[1 2 3 4]")),
+        *(("[1 2", "[1 2]"), ("", "[]"), ("[" + "7" * 500 + "]", "[" + "7" * 100 + "]"), ("[é]", "[?]")),
     ],
 )
 def test_the_move_is_what_the_last_brackets_hold(message, move):

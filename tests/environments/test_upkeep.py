@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from episodes import demonstrator, play, solver
 
 import envgym
 from envgym.environments.upkeep import Upkeep
@@ -22,17 +23,9 @@ def state(observation):
 
 
 def mean_reward(start, num_episodes=150):
-    """Mean reward of a turn; `start(seed)` makes the player of an episode."""
+    """Mean reward of a turn; `start(env, seed)` makes the player of an episode."""
     env = envgym.make("envgym/Upkeep-v0")
-    rewards = []
-    for seed in range(num_episodes):
-        player = start(seed)
-        observation, info = env.reset(seed=seed)
-        truncated = False
-        while not truncated:
-            observation, reward, _, truncated, info = env.step(player.act(observation, info))
-            rewards.append(reward)
-    return float(np.mean(rewards))
+    return float(np.mean([step.reward for seed in range(num_episodes) for step in play(env, start, seed)]))
 
 
 def test_looking_past_the_cut_pays_at_least_twice_as_much():
@@ -63,7 +56,7 @@ def test_the_two_policies_part_on_rich_soil():
 
 
 def test_the_demonstrator_is_clumsy_but_beats_the_blind_policy():
-    score = mean_reward(lambda seed: Upkeep().demonstrator(np.random.default_rng([seed, 1])))
+    score = mean_reward(demonstrator)
     assert reward_per_turn(truncation_blind_policy()) + 0.015 < score < 0.28
 
 
@@ -87,9 +80,9 @@ def _cut_values(step, reward, left):
 
 
 def test_the_game_agrees_with_the_model():
-    assert mean_reward(lambda seed: Upkeep().solver()) == pytest.approx(reward_per_turn(optimal_policy()), abs=0.015)
+    assert mean_reward(solver) == pytest.approx(reward_per_turn(optimal_policy()), abs=0.015)
     blind = truncation_blind_policy()
-    assert mean_reward(lambda seed: TablePlayer(blind)) == pytest.approx(reward_per_turn(blind), abs=0.015)
+    assert mean_reward(lambda env, seed: TablePlayer(blind)) == pytest.approx(reward_per_turn(blind), abs=0.015)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
