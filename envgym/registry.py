@@ -215,8 +215,8 @@ def list_environments(tag: str | None = None) -> list[str]:
         tag: Only those registered with this tag.
     """
     _load_plugins()
-    ours = [entry for entry in gymnasium.registry.values() if _is_ours(entry)]
-    return sorted(entry.id for entry in ours if tag is None or tag in _wrapper_kwargs(entry, _GUARD)["tags"])
+    found = [(e.id, w) for e in gymnasium.registry.values() for w in e.additional_wrappers if w.entry_point == _GUARD]
+    return sorted(env_id for env_id, guard in found if tag is None or tag in (guard.kwargs or {})["tags"])
 
 
 def make(id: str | EnvSpec, *, max_turns: int | None = None, **kwargs: Any) -> TextEnv:
@@ -299,10 +299,6 @@ def arguments_of(entry: EnvSpec) -> list[str] | None:
 
 def _is_ours(entry: EnvSpec) -> bool:
     return any(wrapper.entry_point == _GUARD for wrapper in entry.additional_wrappers)
-
-
-def _wrapper_kwargs(entry: EnvSpec, entry_point: str) -> dict[str, Any]:
-    return next((w.kwargs or {} for w in entry.additional_wrappers if w.entry_point == entry_point), {})
 
 
 def _load_plugins() -> None:

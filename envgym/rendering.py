@@ -25,8 +25,6 @@ _TOOLS_HEADER = (
     "You may call tools. Their signatures, one JSON object a line:\n<tools>\n{tools}\n</tools>\n"
     'Write each call as <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>.'
 )
-
-
 _CACHE_BYTES = 16 * 2**20
 """Most memory for the texts a ChatML renderer remembers, and again for the tokens."""
 
@@ -269,18 +267,11 @@ _PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
     },
 }
+_ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}]
 _PROBES: tuple[tuple[list[dict[str, str]], tuple[Mapping[str, Any], ...]], ...] = (
-    ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}], ()),
-    (
-        [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "One?"},
-            {"role": "assistant", "content": "Two."},
-            {"role": "user", "content": "Three?"},
-        ],
-        (),
-    ),
-    ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}], (_PROBE_TOOL,)),
+    (_ASKED, ()),
+    ([*_ASKED, {"role": "assistant", "content": "Two."}, {"role": "user", "content": "Three?"}], ()),
+    (_ASKED, (_PROBE_TOOL,)),
 )
 """Conversations, with and without tools, that tell chat formats apart. All have a system message: where there is none,
 some templates put in one of their own."""
@@ -291,14 +282,7 @@ def _format_of_template(tokenizer: Any) -> str | None:
     if not getattr(tokenizer, "chat_template", None):
         return None
     try:
-        wanted = [
-            list(
-                tokenizer.apply_chat_template(
-                    messages, tools=list(tools) or None, add_generation_prompt=True, return_dict=False
-                )
-            )
-            for messages, tools in _PROBES
-        ]
+        wanted = [_by_template(tokenizer, messages, tools=list(tools) or None) for messages, tools in _PROBES]
     except Exception:  # a template is a program of its author
         return None
     fitting = [name for name in _package_formats() if _renders(tokenizer, name, wanted)]
@@ -309,6 +293,10 @@ def _format_of_template(tokenizer: Any) -> str | None:
             raise ValueError(f"its chat template fits {' and '.join(fitting)}")
         fitting = named
     return fitting[0] if fitting else None
+
+
+def _by_template(tokenizer: Any, messages: list[dict[str, str]], **kwargs: Any) -> list[int]:
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **kwargs))
 
 
 def _renders(tokenizer: Any, name: str, wanted: Sequence[list[int]]) -> bool:
@@ -358,11 +346,9 @@ def _speaks_chatml(tokenizer: Any) -> bool:
         return False
     try:
         renderer = ChatMLRenderer(tokenizer)
-        for probe, _ in _PROBES[:2]:
-            messages = probe if probe[0]["role"] == "system" else [*_PROBES[0][0][:1], *probe]
+        for messages, _ in _PROBES[:2]:
             ids = [token for m in messages for token in renderer._message(m["role"], m["content"])] + renderer._header()
-            template = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            if list(template) != ids:
+            if _by_template(tokenizer, messages) != ids:
                 return False
     except Exception:  # no ChatML tokens, or a template that refuses the conversation
         return False

@@ -125,12 +125,8 @@ def measure(env_id: str) -> dict[str, Any]:
             raise EnvGymError(f"an episode of {player} in '{env_id}' failed: {next(iter(report.failures))}")
         numbers = {"success": report.success, "reward": report.mean_return, "turns": report.turns}
         found[player] = {name: None if value is None else round(value, 3) for name, value in numbers.items()}
-    return {
-        "max_turns": limit,
-        "limit_terminates": TruncationReason.MAX_TURNS in ends,
-        "episodes": episodes,
-        "players": found,
-    }
+    terminates = TruncationReason.MAX_TURNS in ends
+    return {"max_turns": limit, "limit_terminates": terminates, "episodes": episodes, "players": found}
 
 
 @cache
@@ -199,10 +195,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             scores_file.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     text, path = page(scores), arguments.root / PAGE
     if arguments.check:
-        current = path.is_file() and path.read_text(encoding="utf-8") == text
-        if not current:
-            print(f"{path} is not current; run `make catalogue`", file=sys.stderr)
-        return 0 if current else 1
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            return 0
+        print(f"{path} is not current; run `make catalogue`", file=sys.stderr)
+        return 1
     path.write_text(text, encoding="utf-8")
     return 0
 

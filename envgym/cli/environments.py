@@ -119,10 +119,8 @@ def _play(arguments: argparse.Namespace) -> int:
         print(episode_text(trajectory))
     elif left:
         print(f"\nleft {summary.removeprefix('failed ')}")
-    elif trajectory.failure is not None:
-        print(f"{summary}: {trajectory.failure}")
     else:
-        print(summary)
+        print(summary if trajectory.failure is None else f"{summary}: {trajectory.failure}")
     return 1 if trajectory.failure is not None and not left else 0
 
 

@@ -67,15 +67,9 @@ def comparison_table(comparison: Comparison, a: str, b: str) -> Table:
         table.add_column(name, justify="right")
     for row in comparison.rows:
         interval = "-" if row.low is None or row.high is None else f"[{row.low:+.3f}, {row.high:+.3f}]"
-        error = "" if row.error is None else f" ± {row.error:.3f}"
-        table.add_row(
-            f"{escape(row.env_id)} {row.measure}",
-            f"{row.mean_a:.3f}",
-            f"{row.mean_b:.3f}",
-            f"{row.difference:+.3f}{error}",
-            interval,
-            str(row.pairs),
-        )
+        difference = f"{row.difference:+.3f}" + ("" if row.error is None else f" ± {row.error:.3f}")
+        means = (f"{row.mean_a:.3f}", f"{row.mean_b:.3f}")
+        table.add_row(f"{escape(row.env_id)} {row.measure}", *means, difference, interval, str(row.pairs))
     return table
 
 

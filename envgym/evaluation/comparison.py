@@ -148,21 +148,13 @@ def _count(tasks: Iterable[Task]) -> dict[str, int]:
 
 
 def _contents(tasks: Mapping[Task, Any]) -> str:
-    if not tasks:
-        return "no finished episode"
-    parts = []
-    for env_id in _count(tasks):
-        seeds = [seed for name, seed in tasks if name == env_id]
-        parts.append(f"{env_id} with seeds {min(seeds)} to {max(seeds)}")
-    return ", ".join(parts)
+    seeds = {env_id: [seed for name, seed in tasks if name == env_id] for env_id in _count(tasks)}
+    parts = [f"{env_id} with seeds {min(played)} to {max(played)}" for env_id, played in seeds.items()]
+    return ", ".join(parts) or "no finished episode"
 
 
 def _notes(
-    a: Results,
-    b: Results,
-    env_ids: list[str],
-    tasks_a: Mapping[Task, list[Trajectory]],
-    tasks_b: Mapping[Task, list[Trajectory]],
+    a: Results, b: Results, env_ids: list[str], tasks_a: Mapping[Task, Any], tasks_b: Mapping[Task, Any]
 ) -> list[str]:
     notes = [
         f"set up differently in A and B: {changed}"

@@ -103,9 +103,8 @@ class McpConnection:
 
         limit = self.timeout_s if timeout_s is None else timeout_s
         try:
-            result = self._run(
-                self._client.call_tool(tool, dict(arguments), read_timeout_seconds=limit), limit + GRACE_S
-            )
+            called = self._client.call_tool(tool, dict(arguments), read_timeout_seconds=limit)
+            result = self._run(called, limit + GRACE_S)
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise ToolError(f"{tool}: {error.message}") from error
@@ -251,9 +250,8 @@ class McpTool(Tool):
         try:
             validator.check_schema(schema)
         except jsonschema.SchemaError as error:
-            raise McpServerError(
-                f"the schema of the MCP tool '{definition.name}' is invalid: {error.message}"
-            ) from error
+            fault = f"the schema of the MCP tool '{definition.name}' is invalid: {error.message}"
+            raise McpServerError(fault) from error
         # An empty registry: no reference of a schema is looked up on the network.
         self._validator = validator(schema, registry=referencing.Registry())
 
@@ -302,11 +300,8 @@ def attach_mcp(
 
     Args:
         env: A `ToolEnv`, wrapped or not. Only this instance gets the tools; in a class, attach in the constructor.
-        command: See `McpConnection`; give one of `command`, `url` and `connection`.
-        url: See `McpConnection`.
+        command, url, environment, cwd: See `McpConnection`; give one of `command`, `url` and `connection`.
         connection: An open connection, which stays the caller's to close.
-        environment: See `McpConnection`.
-        cwd: See `McpConnection`.
         timeout_s: Seconds a call may take. The policy is told when one took longer.
         only: Names of the tools to add; None adds all.
         prefix: Put before every name.
@@ -383,14 +378,12 @@ def require_mcp() -> None:
 
 
 async def _list_tools(client: Any) -> list[Any]:
-    tools: list[Any] = []
-    cursor = None
-    while True:  # within the time that starting may take
-        page = await client.list_tools(cursor=cursor)
+    page = await client.list_tools(cursor=None)
+    tools = list(page.tools)
+    while page.next_cursor is not None:  # within the time that starting may take
+        page = await client.list_tools(cursor=page.next_cursor)
         tools += page.tools
-        cursor = page.next_cursor
-        if cursor is None:
-            return tools
+    return tools
 
 
 def _text(result: Any) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -77,11 +77,16 @@ def parse_calls(text: str, call_format: str, *, max_calls: int = 8) -> list[Tool
     Raises:
         ValueError: Unknown format.
     """
-    if call_format == "hermes":
-        return _parse_hermes(text, max_calls)
-    if call_format == "function":
-        return _parse_lines(text, max_calls)
-    raise ValueError(f"unknown call format {call_format!r}; choose one of {', '.join(CALL_FORMATS)}")
+    if call_format not in CALL_FORMATS:
+        raise ValueError(f"unknown call format {call_format!r}; choose one of {', '.join(CALL_FORMATS)}")
+    calls: list[ToolCall | CallError] = []
+    for call in _hermes_calls(text) if call_format == "hermes" else _line_calls(text):
+        if len(calls) == max_calls:
+            return [*calls, CallError(f"Too many calls: at most {max_calls} in a message.")]
+        calls.append(call)
+        if isinstance(call, CallError):
+            break
+    return calls
 
 
 def format_call(name: str, arguments: Mapping[str, Any], call_format: str) -> str:
@@ -119,22 +124,15 @@ def _format_value(value: Any) -> str:
     raise ValueError(f"the 'function' call format cannot express {value!r}; use 'hermes'")
 
 
-def _parse_hermes(text: str, max_calls: int) -> list[ToolCall | CallError]:
-    calls: list[ToolCall | CallError] = []
-    start = text.find(_OPEN)
-    while start >= 0:
-        if len(calls) == max_calls:
-            return [*calls, CallError(f"Too many calls: at most {max_calls} in a message.")]
+def _hermes_calls(text: str) -> Iterator[ToolCall | CallError]:
+    end = 0
+    while (start := text.find(_OPEN, end)) >= 0:
         start += len(_OPEN)
         end = text.find(_CLOSE, start)
         if end < 0:
-            return [*calls, CallError(f"Malformed call: {_CLOSE} is missing.")]
-        call = _parse_json_call(text[start:end])
-        calls.append(call)
-        if isinstance(call, CallError):
-            return calls
-        start = text.find(_OPEN, end)
-    return calls
+            yield CallError(f"Malformed call: {_CLOSE} is missing.")
+            return
+        yield _parse_json_call(text[start:end])
 
 
 def _parse_json_call(body: str) -> ToolCall | CallError:
@@ -167,19 +165,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _parse_lines(text: str, max_calls: int) -> list[ToolCall | CallError]:
-    calls: list[ToolCall | CallError] = []
-    for line in text.split("\n"):
-        line = line.strip()
-        if not line:
-            continue
-        if len(calls) == max_calls:
-            return [*calls, CallError(f"Too many calls: at most {max_calls} in a message.")]
-        call = _parse_line(line)
-        calls.append(call)
-        if isinstance(call, CallError):
-            return calls
-    return calls
+def _line_calls(text: str) -> Iterator[ToolCall | CallError]:
+    return (_parse_line(line.strip()) for line in text.split("\n") if line.strip())
 
 
 def _parse_line(line: str) -> ToolCall | CallError:

@@ -24,7 +24,8 @@ from envgym.rendering import Renderer, tools_for
 from envgym.rollout.collector import FIRST_TRAINING_SEED, Collection, Collector, EpisodeRequest, training_requests
 from envgym.rollout.stream import EpisodeStream
 from envgym.training.callbacks import RunState
-from envgym.types import SamplingParams, Trajectory
+from envgym.training.trained import policy_agent
+from envgym.types import Trajectory
 
 PROMPTS_CHECKED = 16
 """First prompts that must all be too long before a run is refused: those of some seeds may be longer than others."""
@@ -63,14 +64,7 @@ class Players:
 
     def agent(self, *, greedy: bool = False) -> PolicyAgent:
         """The policy being trained, as an agent."""
-        rollout = self.config.rollout
-        sampling = SamplingParams(
-            max_new_tokens=rollout.max_turn_tokens,
-            temperature=0.0 if greedy else rollout.temperature,
-            top_k=rollout.top_k,
-            top_p=rollout.top_p,
-        )
-        return PolicyAgent(self.policy, self.renderer, sampling, name="greedy" if greedy else "sampled")
+        return policy_agent(self.policy, self.renderer, self.config.rollout, greedy=greedy)
 
     def collector(self, max_turns: int | None, *, overlong_penalty: float = 0.0) -> Collector:
         """A collector with environments of its own."""

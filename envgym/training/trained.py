@@ -11,12 +11,14 @@ from envgym.engines.base import Policy
 from envgym.engines.embedded.policy import TorchPolicy
 from envgym.errors import ModelError
 from envgym.model_folder import load_tokenizer
-from envgym.rendering import make_renderer
+from envgym.rendering import Renderer, make_renderer
 from envgym.training.run_folder import MODEL, read_config
 from envgym.types import SamplingParams
 
 GREEDY_NAME, SAMPLED_NAME = "greedy", "sampled"
 _DEFAULTS = RolloutConfig()
+_OF_THE_RUN = {"temperature", "top_k", "top_p", "max_turn_tokens", "concurrency", "deterministic"}
+"""Settings of the rollout that an agent from a run keeps."""
 
 
 def agent_from_run(
@@ -40,19 +42,9 @@ def agent_from_run(
             f"the run in '{run_dir}' has no trained model yet; finish it with `envgym train --resume {run_dir}`, "
             f"or take its newest checkpoint with `envgym export {run_dir}`"
         )
-    rollout = config.rollout
+    as_trained = config.rollout.model_dump(include=_OF_THE_RUN)
     return agent_from_model(
-        model,
-        renderer=config.renderer,
-        greedy=greedy,
-        temperature=rollout.temperature,
-        top_k=rollout.top_k,
-        top_p=rollout.top_p,
-        max_turn_tokens=rollout.max_turn_tokens,
-        concurrency=rollout.concurrency,
-        deterministic=rollout.deterministic,
-        servers=servers,
-        check_weights=check_weights,
+        model, renderer=config.renderer, greedy=greedy, servers=servers, check_weights=check_weights, **as_trained
     )
 
 
@@ -103,12 +95,6 @@ def agent_from_model(
         deterministic=deterministic,
     )
     greedy = greedy or temperature == 0
-    sampling = SamplingParams(
-        max_new_tokens=rollout.max_turn_tokens,
-        temperature=0.0 if greedy else rollout.temperature,
-        top_k=rollout.top_k,
-        top_p=rollout.top_p,
-    )
     chat = make_renderer(load_tokenizer(folder), renderer)
     policy: Policy
     if servers:
@@ -126,4 +112,11 @@ def agent_from_model(
             deterministic=rollout.deterministic,
             context_length=context_length,
         )
-    return PolicyAgent(policy, chat, sampling, name=GREEDY_NAME if greedy else SAMPLED_NAME)
+    return policy_agent(policy, chat, rollout, greedy=greedy)
+
+
+def policy_agent(policy: Policy, renderer: Renderer, rollout: RolloutConfig, *, greedy: bool) -> PolicyAgent:
+    """A policy as an agent that samples as configured, or else always takes the most probable token."""
+    temperature = 0.0 if greedy else rollout.temperature
+    sampling = SamplingParams(rollout.max_turn_tokens, temperature, rollout.top_k, rollout.top_p)
+    return PolicyAgent(policy, renderer, sampling, name=GREEDY_NAME if greedy else SAMPLED_NAME)
