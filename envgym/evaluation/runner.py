@@ -27,6 +27,10 @@ from envgym.rollout.collector import STEP_TIMEOUT_S, Collector, EpisodeRequest
 from envgym.rollout.episode import FunctionAgent
 from envgym.types import Trajectory
 
+MOST_EPISODES = 1_000_000
+"""Of one evaluation: they are all in memory at its end."""
+MOST_SEED = 2**63
+
 
 def evaluate(
     agent: Agent | str | Callable[[str], str],
@@ -83,6 +87,10 @@ def evaluate(
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     names = [env_ids] if isinstance(env_ids, str) else list(env_ids)
+    if (total := episodes * attempts * len(names)) > MOST_EPISODES:
+        raise ValueError(f"one evaluation plays at most {MOST_EPISODES:,} episodes, these are {total:,}; ask for fewer")
+    if seed + episodes > MOST_SEED:
+        raise ValueError(f"seeds must be below 2**63, got {seed}")
     specs = {name: spec(name) for name in names}
     if len({entry.id for entry in specs.values()}) < len(names) or not names:
         raise ValueError(f"name each environment once and at least one; got {', '.join(names) or 'none'}")

@@ -27,6 +27,8 @@ GRACE_S = 5.0
 """Seconds in which a server that let a call time out must answer another request, or count as dead."""
 CLOSE_S = 15.0
 """Seconds that a server gets to end; the mcp package kills its process before that."""
+MAX_PAGES = 100
+"""Pages of a list of tools that are read."""
 
 ResultOf = Callable[[str, Mapping[str, Any], str], ToolResult]
 """Makes the result of a call, with its reward, from the tool's name on the server, the arguments and the answer."""
@@ -378,12 +380,15 @@ def require_mcp() -> None:
 
 
 async def _list_tools(client: Any) -> list[Any]:
-    page = await client.list_tools(cursor=None)
-    tools = list(page.tools)
-    while page.next_cursor is not None:  # within the time that starting may take
-        page = await client.list_tools(cursor=page.next_cursor)
+    tools: list[Any] = []
+    cursor = None
+    for _ in range(MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
         tools += page.tools
-    return tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return tools
+    raise McpServerError(f"its list of tools has more than {MAX_PAGES} pages")
 
 
 def _text(result: Any) -> str:
