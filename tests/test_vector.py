@@ -119,15 +119,15 @@ def test_the_guard_of_each_copy_refuses_what_it_refuses_of_a_single_one():
             step = super().step(action)
             return step if action == "fine" else step._replace(reward=0.5, info={"reward_components": {"a": 0.25}})
 
-    envgym.register("test/Wrong-v0", Wrong)
-    envs = make_vec("test/Wrong-v0", 2, autoreset_mode=AutoresetMode.DISABLED)
+    envgym.register("test/WrongSum-v0", Wrong)
+    envs = make_vec("test/WrongSum-v0", 2, autoreset_mode=AutoresetMode.DISABLED)
     with pytest.raises(EpisodeOrderError, match="before reset"):
         envs.step(["fine", "fine"])
     envs.reset(seed=0)
     envs.step(["fine", "fine"])
     with pytest.raises(RewardError, match=r"components \{'a': 0\.25\} sum to 0\.25, but the reward is 0\.5"):
         envs.step(["fine", "wrong"])
-    del gymnasium.registry["test/Wrong-v0"]
+    del gymnasium.registry["test/WrongSum-v0"]
 
 
 def test_wrappers_and_limits_are_put_around_every_copy():

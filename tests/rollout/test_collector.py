@@ -640,10 +640,14 @@ def test_a_burst_of_failures_is_waited_for(monkeypatch):
 
 
 def test_slow_functions_act_at_the_same_time():
-    acts = Overlap()
-    slow = FunctionAgent(lambda observation: acts.pause(0.03) or "x")
-    collection = collect(slow, requests(6), concurrency=6, num_threads=1, length=2)
-    assert acts.most == 6 and all(t.turns[0].action == "x" for t in collection.trajectories)
+    together = threading.Barrier(6)  # no call returns before all six are inside
+
+    def slow(observation):
+        together.wait(timeout=60)
+        return "x"
+
+    collection = collect(FunctionAgent(slow), requests(6), concurrency=6, num_threads=1, length=2)
+    assert all(t.turns[0].action == "x" for t in collection.trajectories)
 
 
 def test_a_player_that_blocks_is_called_by_one_thread_at_a_time_and_a_cheap_one_by_none():
