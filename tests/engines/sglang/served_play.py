@@ -60,7 +60,7 @@ def recomputed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the learner makes of the sampled tokens of trajectories, and what was recorded: two float64 [K]."""
     samples = [make_sample(trajectory, index) for index, trajectory in enumerate(trajectories)]
-    actor, ours, recorded = Actor(load_model(folder)), [], []
+    actor, ours = Actor(load_model(folder)), []
     for start in range(0, len(samples), 32):
         batch = collate(samples[start : start + 32], dtype=torch.float32, device=torch.device("cpu"))
         rows, cols = batch.action_mask.nonzero(as_tuple=True)
@@ -69,14 +69,7 @@ def recomputed(
                 batch.token_ids, rows, cols, temperature=temperature, supports=batch.supports, with_entropy=False
             )
         ours.append(logprobs.double())
-        recorded.append(
-            torch.cat(
-                [
-                    torch.tensor(turn.behavior_logprobs, dtype=torch.float64)
-                    for turn in turns(trajectories[start : start + 32])
-                ]
-            )
-        )
+    recorded = [torch.tensor(turn.behavior_logprobs, dtype=torch.float64) for turn in turns(trajectories)]
     return torch.cat(ours), torch.cat(recorded)
 
 
